@@ -16,8 +16,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, showing, snapshots
-from coordinator.commands import web as web_commands
+from coordinator.commands import (
+    anchors,
+    backups,
+    checking,
+    forks,
+    health,
+    invites,
+    peers,
+    run_life,
+    showing,
+    withdrawal,
+)
+from coordinator.commands import web_login as web_commands
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, settings
 from coordinator.commands.recipes import RECIPES, run_toml
 from protos import toml_file
@@ -40,21 +51,21 @@ runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_
 app.add_typer(runs, name="run")
 runs.command("fork", epilog=EXIT_CODES)(forks.fork)
 runs.command("check", epilog=EXIT_CODES)(checking.check)
-runs.command("pause", epilog=EXIT_CODES)(life.pause)
-runs.command("resume", epilog=EXIT_CODES)(life.resume)
-runs.command("finish", epilog=EXIT_CODES)(life.finish)
-runs.command("change", epilog=EXIT_CODES)(life.change)
+runs.command("pause", epilog=EXIT_CODES)(run_life.pause)
+runs.command("resume", epilog=EXIT_CODES)(run_life.resume)
+runs.command("finish", epilog=EXIT_CODES)(run_life.finish)
+runs.command("change", epilog=EXIT_CODES)(run_life.change)
 runs.command("show", epilog=EXIT_CODES)(showing.show)
-runs.command("decay", epilog=EXIT_CODES)(life.decay)
-runs.command("archive", epilog=EXIT_CODES)(life.archive)
-runs.command("delete", epilog=EXIT_CODES)(life.delete)
+runs.command("decay", epilog=EXIT_CODES)(run_life.decay)
+runs.command("archive", epilog=EXIT_CODES)(run_life.archive)
+runs.command("delete", epilog=EXIT_CODES)(run_life.delete)
 app.command("health", epilog=EXIT_CODES)(health.health)
 app.command("backup", epilog=EXIT_CODES)(backups.backup)
 app.command("restore", epilog=EXIT_CODES)(backups.restore)
 app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(anchors.app, name="anchor")
-app.add_typer(snapshots.app, name="snapshot")
+app.add_typer(withdrawal.app, name="snapshot")
 app.add_typer(web_commands.app, name="web")
 
 
@@ -115,7 +126,7 @@ def serve(
         trace=trace,
     )
     configure_logging(as_json=as_json)
-    from coordinator.serving.server import serve as serve_forever
+    from coordinator.serving.served_coordinator import serve as serve_forever
 
     _collect_rarely()
     asyncio.run(serve_forever(chosen, partial(_ready, home, as_json)))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from node.commands import dataset, owner, service
+from node.commands import dataset, owner_key, service
 from node.commands.control import finish, leave, me, pause, resume, set_
 from node.commands.copies import export, push
 from node.commands.evaluate import evaluate
@@ -59,7 +59,7 @@ for command in (me, pause, resume, finish, leave):
 app.command("set", epilog=EXIT_CODES)(set_)
 app.add_typer(service.app, name="service")
 app.add_typer(dataset.app, name="data")
-app.add_typer(owner.app, name="owner")
+app.add_typer(owner_key.app, name="owner")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -143,7 +143,7 @@ def watch(
     """Follow a run with an independent implementation (py-libp2p) that checks every signature and the hash chain."""
     configure_logging(as_json=as_json)
     from node.commands.person import link_from
-    from node.watch.app import run
+    from node.watch.watch_command import run
 
     raise typer.Exit(run(link_from(invite), as_json=as_json, steps=steps, seconds=seconds))
 
@@ -341,7 +341,7 @@ def layout(
     """Show the parameter layout of a run.toml's model, and run a small copy; `swarmentum-coordinator run create` needs both."""
     need_node_extra()
     with many_imports(said=not as_json):
-        from node.commands.layout import bound_memory, print_layout
+        from node.commands.model_layout import bound_memory, print_layout
 
     bound_memory()
     print_layout(file, allow_code=allow_code, as_json=as_json)

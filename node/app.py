@@ -14,21 +14,22 @@ from pathlib import Path
 import structlog
 import torch
 
+from node.admission import fit
+from node.admission.consent import MachineRequest, TokenizerSource, place_of, request
 from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
 from node.building import Own, own_start, replica_of, vote_size
-from node.commands import fit
-from node.commands.card import facts_of
-from node.commands.consent import Place, Request, place_of, request
-from node.commands.export import check_folder, export, writer
-from node.commands.tried import first_look
 from node.config import PeerSettings
-from node.control.commands import Commands
-from node.control.door import Door
+from node.control.control_server import ControlServer
+from node.export.card import facts_of
+from node.export.first_look import first_look
+from node.export.model_folder import check_folder, export, writer
+from node.join_failures import Failing, telling
 from node.link.client import check_genesis
 from node.model.device import autocast, device_name, pick_device
 from node.model.spec import ModelSpec, parameter_count
+from node.owner_commands import Commands
 from node.ranks.channel import RankLost
 from node.ranks.launch import launched
 from node.ranks.lead import Lead
@@ -37,16 +38,15 @@ from node.stop import Stop
 from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import Session
-from node.telling import Failing, telling
 from node.terminal.stage import Stage
 from node.text import BYTES_A_GB, Text, open_text
-from node.training import observed
-from node.training.evaluation import Evaluator
+from node.training import exporters
 from node.training.exports import Exports, Series
 from node.training.handover import Unread
-from node.training.lent import Lent
+from node.training.held_out import Evaluator
 from node.training.loop import Trainer
 from node.training.replica import Replica
+from node.training.resource_limits import ResourceLimits
 from node.training.spans import Spans
 from node.training.telemetry import Summary
 from node.training.uplink import VoteSize
@@ -80,7 +80,7 @@ def join(
     invite_link: str,
     settings: PeerSettings,
     export_to: Path | None = None,
-    agree: Callable[[Request], None] = lambda asked: None,
+    agree: Callable[[MachineRequest], None] = lambda asked: None,
     *,
     anchor: bool = False,
     copies: bool = False,
@@ -151,16 +151,16 @@ class _Peer:
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
         public_key, alone = self.identity.public_key, lead is None
-        self.lent = Lent(settings, public_key, self._device, alone=alone, trains=self.trains, log=self.log)
+        self.lent = ResourceLimits(settings, public_key, self._device, alone=alone, trains=self.trains, log=self.log)
 
-    def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
+    def run(self, export_to: Path | None, agree: Callable[[MachineRequest], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""
         swarm = Swarm(self._session, self.stop)
         trainer: Trainer | None = None
         finished, started = False, time.monotonic()
         with ExitStack() as ends:
             ends.callback(swarm.close, leaving=True)
-            spans = observed.trace(self.settings, self.invite.run_id, self.identity, ends, self.log)
+            spans = exporters.trace(self.settings, self.invite.run_id, self.identity, ends, self.log)
             try:
                 facts, config, text, replica, micro_batch = self._start(swarm, agree)
                 ends.callback(text.close)
@@ -174,8 +174,8 @@ class _Peer:
                 self.lent.watch(trainer, self.home.payloads, text.shelves)
                 ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
-                observed.metrics(self.settings, trainer, swarm.counters, ends, self.log)
-                observed.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
+                exporters.metrics(self.settings, trainer, swarm.counters, ends, self.log)
+                exporters.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
                 trainer.enter(list(facts.bootstrap))
                 if self.own is not None:
                     self.own.entered()
@@ -202,7 +202,7 @@ class _Peer:
         return pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
 
     def _start(
-        self, swarm: Swarm, agree: Callable[[Request], None]
+        self, swarm: Swarm, agree: Callable[[MachineRequest], None]
     ) -> tuple[pb.GetRunResponse, RunConfig, Text, Replica, int]:
         """Facts, settings, text, replica and micro-batch: all before this peer joins. What fails is told to the operator."""
         # Rank 0 has to tell the other ranks of the peer before it ends.
@@ -233,7 +233,7 @@ class _Peer:
             text, replica = self._build(config, device, swarm, facts)
         return facts, config, text, replica, micro_batch
 
-    def _asks(self, config: RunConfig) -> Request:
+    def _asks(self, config: RunConfig) -> MachineRequest:
         """What the run wants of this machine. Raises OperatorError for what the person has not allowed."""
         trains = self.trains or self.evaluates
         if self.own is None:
@@ -252,7 +252,7 @@ class _Peer:
             counters=self.lent.counters,
         )
 
-    def _door(self, trainer: Trainer, started: float) -> Door:
+    def _door(self, trainer: Trainer, started: float) -> ControlServer:
         """The owner's door, and the terminal view, which asks it."""
         home, stage = self.settings.home, self.stage
         stage.open(home)
@@ -265,7 +265,7 @@ class _Peer:
             log_file=lambda: stage.log_file,
             lent=self.lent,
         )
-        return Door(home, commands.all())
+        return ControlServer(home, commands.all())
 
     def _serve_on(self, step: int) -> None:
         """Serve the last state as an anchor of a finished run, for as long as the operator wants."""
@@ -288,7 +288,7 @@ class _Peer:
         self, config: RunConfig, device: torch.device, swarm: Swarm, facts: pb.GetRunResponse
     ) -> tuple[Text, Replica]:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
-        if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
+        if place_of(config.data.tokenizer, os.path.exists) is TokenizerSource.HUB:
             self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
         text = self._text(config, swarm, facts.head_step)
         vocabulary = text.tokenizer.vocabulary

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from node.archive.record import Recorder
 from node.blobs.payloads import Payloads
 from node.data.samples import Samples
 from node.overlay.settings import OverlaySettings
@@ -22,21 +21,22 @@ from node.swarm.events import Event
 from node.swarm.parts import REAL, Outside, build
 from node.swarm.session import Session
 from node.training.copier import Copier, Following
-from node.training.evaluation import Evaluator
 from node.training.exports import Exports
+from node.training.fork_start import Start
+from node.training.held_out import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT
 from node.training.loop import Trainer
+from node.training.recording import StepRecorder
 from node.training.recovery import Stopping
 from node.training.replica import Replica
 from node.training.spans import Spans
-from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
-from node.wire.aggregate import aggregate, open_aggregate
-from node.wire.aggregate import bytes_max as aggregate_bytes_max
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
+from node.wire.vote_sum import aggregate, open_aggregate
+from node.wire.vote_sum import bytes_max as aggregate_bytes_max
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig
@@ -71,11 +71,11 @@ class LateDoor:
         return aggregate_bytes_max(self._known())
 
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes:
-        """See `node.wire.aggregate.aggregate`."""
+        """See `node.wire.vote_sum.aggregate`."""
         return aggregate(self._known(), updates, step)
 
     def open_aggregate(self, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]:
-        """See `node.wire.aggregate.open_aggregate`."""
+        """See `node.wire.vote_sum.open_aggregate`."""
         return open_aggregate(self._known(), data, step, named_bytes)
 
     def fit(self, replica: Replica, cap: int) -> None:
@@ -141,7 +141,7 @@ def assemble(
     autocast: Any,
     anchored: bool = False,
     vote_size: VoteSize | None = None,
-    archive: Recorder | None = None,
+    archive: StepRecorder | None = None,
     behind: bool = True,
     snapshots_kept: int = SNAPSHOTS_KEPT,
     start: StartingState | None = None,

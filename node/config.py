@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from node.overlay.settings import OverlaySettings
 from protos import toml_file
 from protos.errors import OperatorError

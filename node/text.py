@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from node.commands.consent import STANDARD_LIBRARY
+from node.admission.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
 from node.data.corpus import open_corpus
 from node.data.errors import DataError
-from node.data.manifest import MANIFEST, Manifest, parse, sha256_of
+from node.data.manifest import MANIFEST, ShardManifest, parse, sha256_of
 from node.data.mixed import MixedSamples
 from node.data.samples import Samples
+from node.data.shard_cache import Cache, Folder, Shards, manifest_of
 from node.data.shards import ShardedSamples
-from node.data.shelf import Cache, Folder, Shards, manifest_of
 from node.data.survey import left_out_of
 from node.data.tally import Reading
 from node.data.tokenizer import Tokenizer, run_tokenizer
@@ -188,7 +188,7 @@ def _shards(
     return Text(source, tokenizer, samples, manifest.dtype, close, () if shelf is None else (shelf,))
 
 
-def _manifest(source: str, mirrors: Mirrors, cache: Path, sha256: str | None) -> tuple[bytes, Manifest]:
+def _manifest(source: str, mirrors: Mirrors, cache: Path, sha256: str | None) -> tuple[bytes, ShardManifest]:
     """The manifest of a folder or of the web. One of the web that the run names is kept, for a start without a network."""
     if not mirrors.urls:
         encoded, manifest = manifest_of(Path(source))

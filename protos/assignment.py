@@ -25,14 +25,14 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Share:
+class SampleShare:
     """One roster member's place: `samples` of the pool."""
 
     public_key: bytes
     samples: int
 
 
-def assign(pool: Sequence[Range], roster: Sequence[Share]) -> dict[bytes, tuple[Range, ...]]:
+def assign(pool: Sequence[Range], roster: Sequence[SampleShare]) -> dict[bytes, tuple[Range, ...]]:
     """Cut the pool in roster order. Every roster member is a key; its ranges hold at most its samples."""
     rest = [part for part in pool if len(part)]
     ranges: dict[bytes, tuple[Range, ...]] = {}
@@ -67,7 +67,7 @@ def merge(ranges: Iterable[Range]) -> tuple[Range, ...]:
     return tuple(merged)
 
 
-def shares(total: int, speeds: Sequence[tuple[bytes, float]]) -> tuple[Share, ...]:
+def shares(total: int, speeds: Sequence[tuple[bytes, float]]) -> tuple[SampleShare, ...]:
     """Split `total` samples in proportion to speed (samples a second), at least one each, exactly `total` together.
 
     Largest remainders; ties go to the smaller public key. Needs total >= peers; the result is sorted by public key.
@@ -82,4 +82,4 @@ def shares(total: int, speeds: Sequence[tuple[bytes, float]]) -> tuple[Share, ..
     by_remainder = sorted(range(len(ordered)), key=lambda i: (counts[i] - ideal[i], ordered[i][0]))
     for index in by_remainder[:missing]:
         counts[index] += 1
-    return tuple(Share(key, count + 1) for (key, _), count in zip(ordered, counts, strict=True))
+    return tuple(SampleShare(key, count + 1) for (key, _), count in zip(ordered, counts, strict=True))

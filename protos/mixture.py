@@ -16,7 +16,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class Phase:
+class MixturePhase:
     """Samples from `first` on, until the next phase: `quotas[source]` of each BLOCK. `before[source]`: taken by then."""
 
     first: int
@@ -44,9 +44,9 @@ def quotas(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def phases(weights_from: Sequence[tuple[int, Sequence[float]]], batch_samples: int) -> tuple[Phase, ...]:
+def phases(weights_from: Sequence[tuple[int, Sequence[float]]], batch_samples: int) -> tuple[MixturePhase, ...]:
     """Of (first step, weights of the sources from there on), in order, from step 1. ValueError as `quotas`, with the step."""
-    made: list[Phase] = []
+    made: list[MixturePhase] = []
     before = (0,) * len(weights_from[0][1])
     for step, weights in weights_from:
         first = (step - 1) * batch_samples
@@ -58,5 +58,5 @@ def phases(weights_from: Sequence[tuple[int, Sequence[float]]], batch_samples: i
             last = made[-1]
             blocks = -(-(first - last.first) // BLOCK)
             before = tuple(had + blocks * quota for had, quota in zip(last.before, last.quotas, strict=True))
-        made.append(Phase(first, now, before))
+        made.append(MixturePhase(first, now, before))
     return tuple(made)

@@ -135,7 +135,7 @@ class BaseOptimizerConfig(Section):
         return self
 
 
-class LocalConfig(Section):
+class LocalStepsConfig(Section):
     """Local steps (DiLoCo, arXiv 2311.08105): peers take AdamW steps of their own and vote on where these led."""
 
     steps: int = Field(default=1, ge=1, le=10_000)
@@ -245,7 +245,7 @@ class OptimizerConfig(Section):
     base: BaseOptimizerConfig = BaseOptimizerConfig()
     """Without it muon by chunks of 64 with 2 iterations, or sign with method paper, local steps or magnitudes."""
 
-    local: LocalConfig = LocalConfig()
+    local: LocalStepsConfig = LocalStepsConfig()
 
     @model_validator(mode="before")
     @classmethod

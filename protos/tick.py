@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from protos import limits
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.envelope import Kind, open_envelope, parse, seal
 from protos.identity import Identity
 from protos.log import in_range, lr_from_bits, open_lr, open_ranges, ranges_body
@@ -24,7 +24,7 @@ class Tick:
     step: int
     parent_hash: bytes
     attempt: int
-    roster: tuple[Share, ...]
+    roster: tuple[SampleShare, ...]
     pool: tuple[Range, ...]
     lr_bits: int
     aggregators: tuple[bytes, ...] = ()
@@ -83,7 +83,7 @@ def tick_from_body(body: log_pb2.Tick) -> Tick:
         step=body.step,
         parent_hash=body.parent_hash,
         attempt=body.attempt,
-        roster=tuple(Share(member.public_key, member.samples) for member in body.roster),
+        roster=tuple(SampleShare(member.public_key, member.samples) for member in body.roster),
         pool=open_ranges(body.pool),
         lr_bits=open_lr(body.lr_bits),
         aggregators=tuple(body.aggregators),

@@ -6,7 +6,7 @@ operator's signature. ADR 21.
 
 from __future__ import annotations
 
-from coordinator.clock import admission, agreement, membership, memory
+from coordinator.clock import admission, agreement, joins, memory
 from coordinator.clock.effects import Append, Effect, EndStream, Refuse
 from coordinator.clock.events import (
     Disconnected,
@@ -52,7 +52,7 @@ def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
     effects: list[Effect] = []
     leaving = [key for key, came_with in run.guests.items() if event.with_peers and came_with == event.ticket_id]
     for key in leaving:
-        run, more = membership.disconnected(run, Disconnected(key, leaving=True))
+        run, more = joins.disconnected(run, Disconnected(key, leaving=True))
         effects += more
     record = TicketRevoked(event.ticket_id, event.with_peers)
     return memory.remember(run, record, 0), [*effects, Append(record), *(EndStream(key) for key in leaving)]

@@ -27,7 +27,7 @@ PAUSED_MS_MAX = 60 * 60_000
 
 
 @dataclass(frozen=True)
-class Room:
+class Admission:
     """Whether there is a place for a peer, the reason, and which peer has to go for it (empty: none)."""
 
     free: bool
@@ -91,7 +91,7 @@ def is_admitted(run: Run, public_key: bytes) -> bool:
     return peer is not None and not needs_ticket(run, public_key, anchor=peer.anchor)
 
 
-def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool = False) -> Room:
+def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool = False) -> Admission:
     """Whether a place is free for this peer. Anchors need none.
 
     In a full run, or a full block of network addresses, a peer with accepted votes takes the place of a peer without. Any
@@ -99,7 +99,7 @@ def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool
     than PAUSED_MS_MAX.
     """
     if anchor:
-        return Room(True, "anchors need no place")
+        return Admission(True, "anchors need no place")
     present = _others(run, public_key)
     most, text = run.config.clock.max_peers, f"{FULL}: {{0}} of {{1}} peers are here; try again later"
     if network and run.config.admission.mode == "open":
@@ -109,12 +109,12 @@ def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool
             present, most = block, block_most
             text = "{0} peers from your network block are here, of {1} places for one; try again later"
     if len(present) < most:
-        return Room(True, "there is room")
+        return Admission(True, "there is room")
     before = run.peers.get(public_key)
     victim = _gives_way(present, now_ms, accepted=before is not None and before.votes_accepted > 0)
     if victim is not None:
-        return Room(True, "a peer with less claim to it gives its place", victim.public_key)
-    return Room(False, text.format(len(present), most))
+        return Admission(True, "a peer with less claim to it gives its place", victim.public_key)
+    return Admission(False, text.format(len(present), most))
 
 
 def block_places(run: Run) -> int:

@@ -17,8 +17,8 @@ from coordinator.clock import electorate, rules
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Run, Summing
-from coordinator.clock.values import replace
-from protos.assignment import Share
+from coordinator.clock.value_copy import replace
+from protos.assignment import SampleShare
 from protos.holdings import digest_of
 from protos.log import Aggregate, Contribution
 
@@ -34,7 +34,7 @@ def worth(members: int, aggregators: int, cap: int) -> bool:
     return members - 1 > aggregators + math.log2(2 * cap + 1)
 
 
-def drawn(run: Run, roster: Iterable[Share], attempt: int) -> tuple[bytes, ...]:
+def drawn(run: Run, roster: Iterable[SampleShare], attempt: int) -> tuple[bytes, ...]:
     """The aggregators of the next step for this roster; none if every peer takes every payload."""
     clock, members = run.config.clock, [share.public_key for share in roster]
     if not clock.aggregators or not worth(len(members), clock.aggregators, run.config.optimizer.cap):

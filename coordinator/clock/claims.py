@@ -6,12 +6,12 @@ these samples, the loss to a range. A claimed time can only make its author seem
 
 from __future__ import annotations
 
-from coordinator.clock import holdings, memory, rules, transitions
+from coordinator.clock import holder_counts, memory, rules, transitions
 from coordinator.clock.effects import Append, Effect, Refuse, SendAnnouncement
 from coordinator.clock.events import Claim
 from coordinator.clock.records import Equivocated
 from coordinator.clock.state import OpenStep, Outcome, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.equivocation import Offence
 from protos.log import Equivocation
 
@@ -30,7 +30,7 @@ def claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
         record = Equivocated(Offence(public_key, claim.step, payloads, said))
         return memory.remember(run, record, 0), [Append(record), Refuse(public_key, record.offence.reason)]
     step = replace(current, claims={**current.claims, public_key: claim})
-    run = replace(run, step=holdings.claimed(step, public_key, claim.payload_sha256))
+    run = replace(run, step=holder_counts.claimed(step, public_key, claim.payload_sha256))
     peer = run.peers[public_key]
     speed = peer.samples_per_second
     if before is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Set
 
 from coordinator.clock.state import Electors, Peer, Run
 from coordinator.clock.trust import Standing
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 
 # Snapshot periods in which an entry must have counted a peer's votes, in a run that is old enough.
 TENURE_PERIODS = 3

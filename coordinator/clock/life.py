@@ -8,7 +8,7 @@ ADR 44.
 
 from __future__ import annotations
 
-from coordinator.clock import changes, memory, regained, rules
+from coordinator.clock import memory, regained, rules, setting_changes
 from coordinator.clock.effects import Arm, EndStream, NoticeKind, Refuse, SendNotice
 from coordinator.clock.events import (
     ArchiveAsked,
@@ -21,7 +21,7 @@ from coordinator.clock.events import (
 )
 from coordinator.clock.records import DecayStarted, RunArchived, RunEnded, RunPaused, RunResumed, SettingsChanged
 from coordinator.clock.state import Outcome, Phase, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.end import End
 
 GOES_ON = "the operator lets the run go on"
@@ -42,10 +42,13 @@ def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
         case FinishAsked():
             return ended(run, event.reason, now_ms)
         case DecayAsked():
-            return memory.written(run, DecayStarted(changes.decided_next(run), event.steps))
+            return memory.written(run, DecayStarted(setting_changes.decided_next(run), event.steps))
         case ChangeAsked():
-            run, effects = memory.written(run, SettingsChanged(changes.decided_next(run), event.settings))
-            return run, [*effects, SendNotice(NoticeKind.WAITING, f"{words(run)}; {changes.said(run.changes[-1])}")]
+            run, effects = memory.written(run, SettingsChanged(setting_changes.decided_next(run), event.settings))
+            return run, [
+                *effects,
+                SendNotice(NoticeKind.WAITING, f"{words(run)}; {setting_changes.said(run.changes[-1])}"),
+            ]
         case ArchiveAsked():
             here = [key for key, peer in sorted(run.peers.items()) if peer.is_here]
             run, effects = memory.written(run, RunArchived(event.archived))
@@ -82,7 +85,9 @@ def _refusal(run: Run, event: Steered) -> str:
             return _no_decay(run, event)
         case ChangeAsked():
             missed = regained.is_missed(run)
-            return f"the settings cannot change yet: {missed}" if missed else changes.refusal(run, event.settings)
+            return (
+                f"the settings cannot change yet: {missed}" if missed else setting_changes.refusal(run, event.settings)
+            )
         case FinishAsked():  # a longer log may come back, and no entry may follow the end
             missed = regained.is_missed(run)
             return f"the run cannot end yet: {missed}" if missed else ""
@@ -95,7 +100,7 @@ def _no_archive(run: Run, event: ArchiveAsked) -> str:
 
 
 def _no_decay(run: Run, event: DecayAsked) -> str:
-    optimizer, steps, after = run.config.optimizer, run.config.clock.steps, changes.decided_next(run)
+    optimizer, steps, after = run.config.optimizer, run.config.clock.steps, setting_changes.decided_next(run)
     if optimizer.schedule not in ("wsd", "constant"):
         return f"the run's optimizer.schedule is {optimizer.schedule}, which decays by itself; a decay needs wsd or constant"
     if run.decay is not None:

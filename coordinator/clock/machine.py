@@ -1,7 +1,7 @@
 """The clock as a pure function: `step(run, event, now_ms) -> (run, effects)`; and `restore`, its memory after a crash.
 
-Each event goes to the module that decides about it: `membership`, `reports` (and from there `agreement`), `admin`, or `life`.
-After it, `steps` opens or closes (`entries`) a step, or finishes the run. Records are remembered in `memory`.
+Each event goes to the module that decides about it: `joins`, `reports` (and from there `agreement`), `admin`, or `life`.
+After it, `steps` opens or closes (`entry_decision`) a step, or finishes the run. Records are remembered in `memory`.
 
 Refuses to do anything itself: effects are values, to be carried out in order by the runtime. An `Append` makes an event
 durable before any effect that peers can see. So a crash between any two effects loses nothing. ADR 1.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coordinator.clock import admin, life, membership, memory, regained, reports, steps
+from coordinator.clock import admin, joins, life, memory, regained, reports, steps
 from coordinator.clock.effects import Arm, Effect
 from coordinator.clock.events import (
     ArchiveAsked,
@@ -36,7 +36,7 @@ from coordinator.clock.events import (
 )
 from coordinator.clock.records import Record, SnapshotFact
 from coordinator.clock.state import Outcome, Phase, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.run_config import RunConfig
 from protos.start import StartingState
 
@@ -73,7 +73,7 @@ def restore(run: Run, records: Iterable[Record], now_ms: int) -> Run:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepResult:
     """What `step` said of an event: the run before it and after it, and the effects. `now_ms`: of that moment."""
 
     before: Run
@@ -82,9 +82,9 @@ class Verdict:
     effects: list[Effect]
 
 
-def judge(run: Run, event: Event, now_ms: int) -> Verdict:
+def judge(run: Run, event: Event, now_ms: int) -> StepResult:
     """`step`, for a caller that carries the effects out later."""
-    return Verdict(run, now_ms, *step(run, event, now_ms))
+    return StepResult(run, now_ms, *step(run, event, now_ms))
 
 
 def step(run: Run, event: Event, now_ms: int) -> Outcome:
@@ -92,11 +92,11 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
     before = run
     match event:
         case JoinAsked():
-            run, effects = membership.joined(run, event, now_ms)
+            run, effects = joins.joined(run, event, now_ms)
         case Connected():
-            run, effects = membership.connected(run, event.public_key, now_ms)
+            run, effects = joins.connected(run, event.public_key, now_ms)
         case Disconnected():
-            run, effects = membership.disconnected(run, event)
+            run, effects = joins.disconnected(run, event)
         case Reported():
             run, effects = reports.reported(run, event, now_ms)
         case EntriesReturned():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.clock import changes, electorate, holdings, rules, transitions, trust
+from coordinator.clock import electorate, holder_counts, rules, setting_changes, transitions, trust
 from coordinator.clock.effects import Append
 from coordinator.clock.records import (
     DecayStarted,
@@ -49,7 +49,7 @@ from coordinator.clock.state import (
     Run,
     Voted,
 )
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos import figures
 from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
@@ -122,7 +122,7 @@ def _remember_life(
         case DecayStarted():
             return replace(run, decay=record)
         case SettingsChanged():
-            return changes.applied(run, (*run.changes, record))
+            return setting_changes.applied(run, (*run.changes, record))
 
 
 def _evaluated(run: Run, step: int, author: bytes, envelope: bytes) -> Run:
@@ -219,7 +219,7 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
 def _carry_over(before: OpenStep, opened: OpenStep) -> OpenStep:
     """Claims of peers that are still in the roster stay, and so do the holdings of these claims."""
     claims = {key: claim for key, claim in before.claims.items() if key in opened.tick.places}
-    return holdings.carried_over(before, replace(opened, claims=claims))
+    return holder_counts.carried_over(before, replace(opened, claims=claims))
 
 
 def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
@@ -228,7 +228,7 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
     if entry.evaluations:
         run = _remember_evaluations(run, entry)
-    run = replace(changes.adopted(run, entry), roster=_roster_of(run, entry))
+    run = replace(setting_changes.adopted(run, entry), roster=_roster_of(run, entry))
     peers = dict(run.peers)
     for c in entry.contributions:
         peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
@@ -323,6 +323,6 @@ def _without(run: Run, public_key: bytes) -> Run:
     if current is not None:
         claims = {key: claim for key, claim in current.claims.items() if key != public_key}
         left = run.left | {public_key} if run.config.clock.strict and public_key in run.roster else run.left
-        run = replace(run, left=left, step=holdings.without(replace(current, claims=claims), public_key))
+        run = replace(run, left=left, step=holder_counts.without(replace(current, claims=claims), public_key))
     peer = run.peers.get(public_key, Peer(public_key))
     return transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import statistics
 
-from coordinator.clock import electorate, holdings
-from coordinator.clock.holdings import everyone
+from coordinator.clock import electorate, holder_counts
+from coordinator.clock.holder_counts import everyone
 from coordinator.clock.state import OpenStep, Quorum, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.identity import short
 from protos.start import RUN_DIGITS_SHOWN
 
@@ -79,8 +79,8 @@ def counted(run: Run, step: OpenStep, now_ms: int) -> OpenStep:
     now = quorum(run, step, now_ms)
     if now == step.counted_by:
         return step
-    tally = holdings.tallied(step, now.within)
-    mask = step.anchored if now.anchor else holdings.reaching(tally, now.needed)
+    tally = holder_counts.tallied(step, now.within)
+    mask = step.anchored if now.anchor else holder_counts.reaching(tally, now.needed)
     return replace(step, counted=mask, counted_by=now, tally=tally)
 
 

@@ -10,7 +10,7 @@ from coordinator.clock import memory, transitions
 from coordinator.clock.effects import Arm, Effect, EndStream, Refuse, SendEntry
 from coordinator.clock.events import EntriesReturned
 from coordinator.clock.state import Outcome, PeerPhase, Phase, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.limits import STEP_MAX
 
 HELD = STEP_MAX

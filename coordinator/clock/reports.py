@@ -6,12 +6,12 @@ parts about states and snapshots.
 
 from __future__ import annotations
 
-from coordinator.clock import aggregation, agreement, claims, evaluations, holdings, memory, transitions, trust
+from coordinator.clock import aggregation, agreement, claims, evaluations, holder_counts, memory, transitions, trust
 from coordinator.clock.effects import Effect, Refuse, SendAnnouncement, SendNotice
 from coordinator.clock.events import HeldPlaces, Reported
 from coordinator.clock.records import Equivocated
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.equivocation import Offence
 from protos.identity import short
 from protos.limits import EQUIVOCATIONS_MAX
@@ -143,14 +143,14 @@ def _by_places(current: OpenStep, event: Reported, said: HeldPlaces, *, anchor: 
     if said.mask >> members:
         text = f"place {said.mask.bit_length() - 1} held of step {said.step}, whose roster has {members} places"
         return current, [Refuse(event.public_key, text)]
-    current, right = holdings.compare_mask(current, said)
-    return (holdings.hold(current, event.public_key, said.mask, anchor=anchor) if right else current), []
+    current, right = holder_counts.compare_mask(current, said)
+    return (holder_counts.hold(current, event.public_key, said.mask, anchor=anchor) if right else current), []
 
 
 def _by_name(current: OpenStep, event: Reported, *, anchor: bool) -> tuple[OpenStep, list[Effect]]:
     """Payloads by name. A peer that names another payload than the claimed one gets the author's announcement."""
     bit, mask, effects = current.bit(event.public_key), 0, list[Effect]()
-    named, by_anchor = dict(current.named), set[holdings.Name]()
+    named, by_anchor = dict(current.named), set[holder_counts.Name]()
     # One payload an author: a peer that names several fills no memory, and takes no place of an honest peer's report.
     known = {author for (author, _), holders in named.items() if holders & bit}
     for at_step, author, payload in event.holdings:
@@ -169,5 +169,5 @@ def _by_name(current: OpenStep, event: Reported, *, anchor: bool) -> tuple[OpenS
             effects.append(SendAnnouncement(claim.envelope, to=event.public_key))
     if named != current.named:
         current = replace(current, named=named)
-    current = holdings.named_by(current, event.public_key, frozenset(by_anchor))
-    return holdings.hold(current, event.public_key, mask, anchor=anchor), effects
+    current = holder_counts.named_by(current, event.public_key, frozenset(by_anchor))
+    return holder_counts.hold(current, event.public_key, mask, anchor=anchor), effects

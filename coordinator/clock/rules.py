@@ -16,8 +16,8 @@ from coordinator.clock import electorate
 from coordinator.clock.events import Claim
 from coordinator.clock.records import DecayStarted
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
-from coordinator.clock.values import replace
-from protos.assignment import Range, Share, assign, merge, shares
+from coordinator.clock.value_copy import replace
+from protos.assignment import Range, SampleShare, assign, merge, shares
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig
 from protos.tick import Tick
@@ -143,7 +143,7 @@ def draw(
     returned: tuple[Range, ...], next_sample: int, samples: int
 ) -> tuple[tuple[Range, ...], tuple[Range, ...], int]:
     """Samples for a step: (pool, returned samples that are left, next fresh sample). Returned ones go first."""
-    pool = assign(returned, [Share(b"", samples)])[b""]
+    pool = assign(returned, [SampleShare(b"", samples)])[b""]
     left = subtract(returned, pool)
     missing = samples - sum(len(part) for part in pool)
     if missing:
@@ -231,7 +231,7 @@ def members_of(run: Run) -> list[Peer]:
     return sorted([*believed, *newcomers[:most]], key=lambda peer: peer.public_key)
 
 
-def roster_of(run: Run, peers: Sequence[Peer], samples: int) -> tuple[Share, ...]:
+def roster_of(run: Run, peers: Sequence[Peer], samples: int) -> tuple[SampleShare, ...]:
     """The next tick's roster: these peers, with shares by measured speed and pace (strict: equal).
 
     A peer that was not measured is taken to be as fast as the mean of those that were. No speed counts as more than

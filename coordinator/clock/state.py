@@ -12,7 +12,7 @@ from coordinator.clock.effects import Effect
 from coordinator.clock.events import Claim
 from coordinator.clock.records import DecayStarted, SettingsChanged, SnapshotFact, Withdrawn
 from coordinator.clock.trust import Standing, StepChecks
-from coordinator.clock.typical import Recent
+from coordinator.clock.typical import RecentChecks
 from protos.assignment import Range
 from protos.changes import SNAPSHOT_EVERY, Settings, merged
 from protos.end import End
@@ -182,7 +182,7 @@ class OpenStep:
     Other masks are `here` (connected), `gone` (hung up) and `rarely` (missed many steps, so this step does not wait for it).
     `counted` is the mask of the authors whose payload the quorum `counted_by` holds (None: not counted yet). `most_at_ms` is
     the time at which most of the awaited peers were counted (0: not yet). Two fields follow from others, and are kept
-    because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holdings.py`).
+    because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holder_counts.py`).
     `checked` is the last mask of a report, with its digest. `summing`: the votes that count are decided, and not yet added up.
     """
 
@@ -256,7 +256,7 @@ class Run:
     loss: float = 0.0
     payload_bytes_total: int = 0
     standings: Mapping[bytes, Standing] = field(default_factory=dict)
-    recent_checks: Recent = field(default_factory=Recent)  # the typical figures of late
+    recent_checks: RecentChecks = field(default_factory=RecentChecks)  # the typical figures of late
     checks: Mapping[int, StepChecks] = field(default_factory=dict)  # of the last steps, until they are judged
     tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # by ticket id, oldest first
     guests: Mapping[bytes, bytes] = field(default_factory=dict)  # public key -> ticket id, in the order of joining

@@ -9,7 +9,7 @@ from coordinator.clock import (
     aggregation,
     agreement,
     electorate,
-    entries,
+    entry_decision,
     life,
     memory,
     quorum,
@@ -20,8 +20,8 @@ from coordinator.clock import (
 from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendNotice, SendTick
 from coordinator.clock.records import TickOpened
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Phase, Run
-from coordinator.clock.values import replace
-from protos.assignment import Share
+from coordinator.clock.value_copy import replace
+from protos.assignment import SampleShare
 from protos.log import Aggregate, lr_to_bits
 from protos.tick import Tick
 
@@ -93,7 +93,7 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
     return _again(run, roster, now_ms)
 
 
-def _again(run: Run, roster: tuple[Share, ...], now_ms: int) -> Outcome:
+def _again(run: Run, roster: tuple[SampleShare, ...], now_ms: int) -> Outcome:
     """The open step once more, for this roster, with aggregators that are drawn anew."""
     assert run.step is not None
     attempt = run.step.tick.attempt + 1
@@ -160,7 +160,7 @@ def _is_out(run: Run, public_key: bytes) -> bool:
 
 
 def _decide(run: Run, now_ms: int, aggregate: Aggregate | None, first: list[Effect]) -> Outcome:
-    run, effects, told = entries.commit(run, now_ms, aggregate)
+    run, effects, told = entry_decision.commit(run, now_ms, aggregate)
     run, more = _after_commit(run, now_ms)
     return run, [*first, *effects, *more, *told]
 
@@ -180,7 +180,7 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
         reason = f"{life.words(run)}; step {current.tick.step} is decided first: {reason}"
     run = replace(run, reason=reason, step=current)
     if closes and current.tick.aggregators:
-        run, effects, counted, tried = entries.counted_votes(run)
+        run, effects, counted, tried = entry_decision.counted_votes(run)
         run, requests = aggregation.asked(run, counted, tried, now_ms)
         return run, [*effects, *requests]
     if closes:

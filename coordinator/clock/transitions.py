@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from coordinator.clock import electorate, rules
 from coordinator.clock.state import MOVES, PEER_MOVES, PEERS_KEPT, Peer, PeerPhase, Phase, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.identity import short
 
 

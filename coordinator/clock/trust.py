@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.clock.typical import LAZY_PART, Recent
-from coordinator.clock.values import replace
+from coordinator.clock.typical import LAZY_PART, RecentChecks
+from coordinator.clock.value_copy import replace
 from protos import checks
 from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED, looked_at
 from protos.equivocation import Offence
@@ -115,7 +115,7 @@ def checks_of(trust: TrustConfig, entry: Entry, entry_hash: bytes) -> StepChecks
     return StepChecks(checks.drawn(entry_hash, entry, trust.checkers), payloads, arrival, samples)
 
 
-def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, part: float, *, copied: bool) -> float:
+def suspicion(trust: TrustConfig, verdict: Verdict, recent: RecentChecks, part: float, *, copied: bool) -> float:
     """WORST for votes that do not lower the loss, BAD for those of somebody who did not work on these samples, else GOOD.
 
     `part`: of the votes' samples, those that the checker saw. `copied`: see `repeats`.
@@ -132,13 +132,13 @@ def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, part: float,
 def judge(
     trust: TrustConfig,
     standings: Mapping[bytes, Standing],
-    recent: Recent,
+    recent: RecentChecks,
     verdicts: Sequence[Verdict],
     arrival: Sequence[bytes],
     samples: Sequence[int] = (),
     *,
     shared: bool = False,
-) -> tuple[dict[bytes, Standing], Recent]:
+) -> tuple[dict[bytes, Standing], RecentChecks]:
     """(standings, recent checks) after the verdicts on one step. All are judged by the weights and figures of before.
 
     `samples`: of the authors in `arrival`; empty: not known. `shared`: all peers vote for the same coefficients, so that honest
@@ -209,8 +209,8 @@ def _part_seen(trust: TrustConfig, sizes: Mapping[bytes, int], verdict: Verdict,
 
 
 def _typical(
-    figures: Recent, subject: Standing, said: Sequence[Verdict], weights: Sequence[float], parts: Sequence[float]
-) -> Recent:
+    figures: RecentChecks, subject: Standing, said: Sequence[Verdict], weights: Sequence[float], parts: Sequence[float]
+) -> RecentChecks:
     """The figures with a check of a peer whose votes count. Differences of one in doubt, which is checked in each step, do not
     count: neither newcomers nor idle peers say what is typical, however many they are."""
     if any(verdict.like for verdict in said):

@@ -9,14 +9,14 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 
 TYPICAL_KEPT = 32
 TYPICAL_NEEDED = 16
 SUBJECTS_NEEDED = 3
 TELLING_MIN = 6.0
 """`difference` says something only where it is typically so large, and where honest checks differ less than they would have to
-differ to be bad (`Recent.difference`). It is small early in a run, and for few samples of a large batch."""
+differ to be bad (`RecentChecks.difference`). It is small early in a run, and for few samples of a large batch."""
 QUARTILE_DEVIATION = 0.59
 """From the median of the checks that are not bad to their upper quartile, in standard deviations of all, where a fifth of
 normally distributed checks is bad."""
@@ -35,7 +35,7 @@ payload than this are bad. With 32 samples a peer, honest ones went 0.2 of the w
 
 
 @dataclass(frozen=True)
-class Recent:
+class RecentChecks:
     """The figures of each of the last checks, at most TYPICAL_KEPT. `parts`: of a subject's samples, those that a check saw."""
 
     differences: tuple[float, ...] = ()
@@ -94,7 +94,7 @@ class Recent:
         middle = statistics.median(self.overlaps.values())
         return middle + COPIED_WAY * (1.0 - middle)
 
-    def more(self, difference: float, part: float, gains: tuple[float, float] | None = None) -> Recent:
+    def more(self, difference: float, part: float, gains: tuple[float, float] | None = None) -> RecentChecks:
         """With one more check. `gains`: on the author's samples and on others'; None if too few of its checkers tell them."""
         own, other = self.own_gains, self.other_gains
         if gains is not None:
@@ -107,7 +107,7 @@ class Recent:
             other_gains=other[-TYPICAL_KEPT:],
         )
 
-    def alike(self, overlaps: Mapping[bytes, float]) -> Recent:
+    def alike(self, overlaps: Mapping[bytes, float]) -> RecentChecks:
         """With the overlap of one more check, by subject."""
         kept = {key: value for key, value in self.overlaps.items() if key not in overlaps} | dict(overlaps)
         for key in list(kept)[: max(len(kept) - TYPICAL_KEPT, 0)]:

@@ -20,12 +20,11 @@ from rich.table import Table
 
 from coordinator.clock.aggregation import worth
 from coordinator.clock.rules import learning_rate
-from coordinator.commands.mistakes import mistakes
 from coordinator.commands.operator import Operator
 from coordinator.commands.options import AllowCode, Json
 from coordinator.commands.planning import (
     NOT_INSTALLED,
-    LayoutFacts,
+    PrintedLayout,
     TextFacts,
     adds_up,
     layout_of_run,
@@ -36,6 +35,7 @@ from coordinator.commands.planning import (
     text_of,
 )
 from coordinator.commands.recipes import PEAK_FLOPS, tokens_a_second
+from coordinator.commands.run_mistakes import mistakes
 from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
@@ -62,7 +62,7 @@ def checked(file: Path) -> RunConfig:
 
 def surveyed(
     file: Path, *, layout: bool, allow_code: bool = False, told: Callable[[str], None] = lambda line: None
-) -> tuple[RunConfig, LayoutFacts | None, str]:
+) -> tuple[RunConfig, PrintedLayout | None, str]:
     """The run of a file; with `layout`, its layout too, or why it is not known. OperatorError lists every mistake of the text,
     or, if there is none, those of the model: to build it takes seconds."""
     read = toml_file.read(file, RunConfig)
@@ -113,7 +113,7 @@ class Findings:
     """
 
     config: RunConfig
-    facts: LayoutFacts | None
+    facts: PrintedLayout | None
     unknown: str
     said: tuple[str, ...]
     gave_up: str = ""
@@ -201,7 +201,7 @@ class Cost:
     """What the gradients of the whole run take, if each peer has such a card: `recipes.tokens_a_second`, not measured."""
 
 
-def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: float) -> Cost:
+def cost_of(config: RunConfig, facts: PrintedLayout, peers: int, step_seconds: float) -> Cost:
     """A peer sends its payload to each other peer, or to a few of them that pass it on, and gets everybody's. With aggregators
     it sends the payload to these and takes their sum, or is one of them now and then."""
     payloads = float(peers - 1)
@@ -293,7 +293,7 @@ def _own_text(config: RunConfig) -> str:
     return f"Each peer needs its own copy of the data ({', '.join(map(repr, own))}), and names {what} with --data."
 
 
-def _show(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None, said: tuple[str, ...]) -> None:
+def _show(config: RunConfig, facts: PrintedLayout | None, cost: Cost | None, said: tuple[str, ...]) -> None:
     """`said`: the verdict, then the notes."""
     console, (verdict, *notes) = Console(soft_wrap=True, highlight=False), said
     console.print(f"Run {config.name}: {verdict}.", markup=False)
@@ -305,7 +305,7 @@ def _show(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None, said:
         console.print(note, markup=False)
 
 
-def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> Iterator[tuple[str, str]]:
+def rows_of(config: RunConfig, facts: PrintedLayout | None, cost: Cost | None) -> Iterator[tuple[str, str]]:
     """The costs and figures of a run, for people."""
     if facts is not None and cost is not None:
         yield "parameters", f"{facts.parameters:,}"

@@ -45,8 +45,8 @@ def fork(
     The fork keeps the model, the data and the other settings of its parent run, but for the changes. Its steps and its learning
     rate begin anew; so does the momentum of the peers.
     """
-    from coordinator.commands.changes import changes_of, forked
     from coordinator.commands.created import link_for_anchors, print_created, show_created
+    from coordinator.commands.fork_changes import changes_of, forked
     from coordinator.commands.operator import Operator
     from coordinator.commands.parents import parent
 

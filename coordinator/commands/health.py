@@ -12,7 +12,7 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.commands.options import Home, Json, settings
-from coordinator.serving.server import Serving
+from coordinator.serving.served_coordinator import Serving
 from coordinator.serving.tls import load_or_create
 from protos.errors import NetworkError
 from protos.json_line import as_line

@@ -8,11 +8,12 @@ from typing import Any
 
 import grpc
 
-from coordinator.serving.server import Serving
+from coordinator.serving.served_coordinator import Serving
 from coordinator.serving.tls import load_or_create
 from protos.changes import Settings, settings_body
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError
+from protos.grpc_errors import error_of
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.limits import NONCE_BYTES
@@ -20,7 +21,6 @@ from protos.log import run_id_of
 from protos.pinned import pinned_channel
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body
-from protos.status import error_of
 from protos.ticket import seal_ticket, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc

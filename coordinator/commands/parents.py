@@ -15,6 +15,7 @@ import grpc
 from coordinator.commands.operator import Operator
 from protos.changes import in_force
 from protos.errors import NetworkError, OperatorError, RefusedError
+from protos.grpc_errors import error_of
 from protos.invite import Invite
 from protos.limits import HASH_BYTES
 from protos.log import open_entry, run_id_of
@@ -22,7 +23,6 @@ from protos.pasted import is_link
 from protos.pinned import fetch_certificate, pinned_channel
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body
-from protos.status import error_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 

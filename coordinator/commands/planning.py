@@ -39,7 +39,7 @@ BYTES_A_GB = 10**9
 
 
 @dataclass(frozen=True)
-class LayoutFacts:
+class PrintedLayout:
     """The facts that `swarmentum layout` printed. `votes`, `payload_bytes`: of one payload; the other bytes: of one peer."""
 
     layout_digest: bytes
@@ -70,7 +70,7 @@ class TextFacts:
 
 def layout_of_run(
     file: Path, *, allow_code: bool = False, told: Callable[[str], None] = lambda line: None
-) -> tuple[LayoutFacts | None, str]:
+) -> tuple[PrintedLayout | None, str]:
     """The layout of a run.toml's model, or None and why it is not known here. OperatorError if no run should have the model.
 
     `allow_code`: the operator trusts the code that `model.factory` names. `told`: gets a line when it takes longer than
@@ -91,7 +91,7 @@ def layout_of_run(
     if "unknown" in values:
         return None, str(values["unknown"])
     values |= {"layout_digest": bytes.fromhex(values["layout_digest"]), "notes": tuple(values["notes"])}
-    return LayoutFacts(**values), ""
+    return PrintedLayout(**values), ""
 
 
 def _waited(child: subprocess.Popen[str], told: Callable[[str], None]) -> tuple[str, str]:

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
+from coordinator.serving.event_loop import RunRuntime
+from coordinator.serving.event_streams import FullError, NotJoinedError, PeerAheadError
 from coordinator.serving.hub import Hub
-from coordinator.serving.reading import BusyError
-from coordinator.serving.runtime import RunRuntime
+from coordinator.serving.reading import ReadersBusyError
 from coordinator.serving.sessions import Sessions
-from coordinator.serving.streams import BehindError, FullError, NotJoinedError
 from coordinator.store.journal import JournalError
 from protos.envelope import NO_RUN, Kind, VerifiedEnvelope, check
 from protos.errors import Reason, Refusal, SwarmentumError
@@ -55,13 +55,13 @@ STATUS: dict[type[SwarmentumError], grpc.StatusCode] = {
     FullError: grpc.StatusCode.PERMISSION_DENIED,
     NoSessionError: grpc.StatusCode.UNAUTHENTICATED,
     NotJoinedError: grpc.StatusCode.UNAUTHENTICATED,
-    BehindError: grpc.StatusCode.OUT_OF_RANGE,
+    PeerAheadError: grpc.StatusCode.OUT_OF_RANGE,
     DeclinedError: grpc.StatusCode.FAILED_PRECONDITION,
-    BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ReadersBusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StandsByError: grpc.StatusCode.UNAVAILABLE,
     JournalError: grpc.StatusCode.UNAVAILABLE,
 }
-"""The gRPC status of each error of a call. `protos.status.error_of` is the other side of this table."""
+"""The gRPC status of each error of a call. `protos.grpc_errors.error_of` is the other side of this table."""
 
 
 def status_of(error: SwarmentumError) -> grpc.StatusCode:

@@ -18,7 +18,7 @@ import structlog
 from coordinator.serving.hub import Hub
 from coordinator.store.folded import FoldedRuns
 from coordinator.store.journal import Journal, JournalError
-from coordinator.store.lease import LOOK_SECONDS, RENEW_SECONDS, Held, Lease
+from coordinator.store.lease import LOOK_SECONDS, RENEW_SECONDS, HeldLease, Lease
 
 # How often a coordinator reads the records of the acting one, announces itself, and looks for others.
 READ_SECONDS = 1.0
@@ -44,7 +44,7 @@ class Election:
         """Set once this coordinator knows which one acts."""
         self._lease, self._journal, self._hub = lease, journal, hub
         self._show, self._met = show, met
-        self._held: Held | None = None
+        self._held: HeldLease | None = None
         self.here: tuple[str, ...] = ("another coordinator",)
         """The addresses of the coordinators that are here, that of the one that acts (or acted last) first."""
         self._looked_at = float("-inf")
@@ -63,7 +63,7 @@ class Election:
             self._log.warning("this coordinator stands by", why=why)
             await self._show(False)
 
-    async def _wait(self, folds: FoldedRuns) -> Held:
+    async def _wait(self, folds: FoldedRuns) -> HeldLease:
         """Wait for the lease, and meanwhile read the records of the other coordinator."""
         said = ""
         while True:
@@ -83,7 +83,7 @@ class Election:
             self.known.set()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _lead(self, held: Held, folds: FoldedRuns) -> str:
+    async def _lead(self, held: HeldLease, folds: FoldedRuns) -> str:
         """Act until the lease is lost; returns why."""
         fenced = asyncio.Event()  # of this holding alone: an earlier holding's refusal says nothing about it
         holding = asyncio.ensure_future(self._hold(held, fenced))
@@ -98,7 +98,7 @@ class Election:
             beginning.cancel()
             await asyncio.gather(holding, beginning, return_exceptions=True)
 
-    async def _begin(self, held: Held, folds: FoldedRuns, fenced: asyncio.Event) -> None:
+    async def _begin(self, held: HeldLease, folds: FoldedRuns, fenced: asyncio.Event) -> None:
         """Read the last records, after which no other coordinator can write, and continue from there."""
         while True:
             try:
@@ -113,7 +113,7 @@ class Election:
         await self._show(True)
         self.known.set()
 
-    async def _hold(self, held: Held, fenced: asyncio.Event) -> str:
+    async def _hold(self, held: HeldLease, fenced: asyncio.Event) -> str:
         """Renew the lease until that fails; returns why."""
         while left := held.left(time.monotonic()):
             self._held = held

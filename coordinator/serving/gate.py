@@ -2,7 +2,7 @@
 
 gRPC hands a call with one request over only when the request is there, and a stranger need not send the request. So the gate
 takes each such call as a stream of requests, and reads one within REQUEST_SECONDS_MAX. The wire shows no difference. Refuses
-calls that find no place (`places.py`). Decides nothing else.
+calls that find no place (`call_limits.py`). Decides nothing else.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from coordinator.serving.call_limits import Caller, CallSlot, Lane, Places
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.places import Caller, Lane, Place, Places
 from protos.address import network_of, site
 from protos.errors import Reason
 
@@ -133,7 +133,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if not self.under_way[connection]:
                 del self.under_way[connection]
 
-    async def _enter(self, lane: Lane, context: Context) -> Place:
+    async def _enter(self, lane: Lane, context: Context) -> CallSlot:
         at = site(network_of(context.peer()))
         place = self._places.acquire(lane, Caller(at, context.peer(), self._known(at)), 1000 * time.monotonic())
         if isinstance(place, str):
@@ -141,7 +141,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, place)
         return place
 
-    def _admit(self, place: Place, connection: str, session_id: bytes) -> None:
+    def _admit(self, place: CallSlot, connection: str, session_id: bytes) -> None:
         place.leave()
         self._places.met(session_id, connection)
 

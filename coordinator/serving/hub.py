@@ -13,19 +13,19 @@ from typing import Any
 
 import structlog
 
-from coordinator.clock.line import waiting
 from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from coordinator.clock.trust import Standing
-from coordinator.serving import facts
+from coordinator.clock.wait_queue import waiting
+from coordinator.serving import state_messages
 from coordinator.serving.clocks import monotonic_ms
-from coordinator.serving.failures import Failures
+from coordinator.serving.event_loop import RunRuntime
+from coordinator.serving.failure_counts import Failures
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.reading import Reading
-from coordinator.serving.runtime import RunRuntime
+from coordinator.serving.reading import LogPages
 from coordinator.serving.traces import StepTraces
 from coordinator.store.folded import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
-from coordinator.store.lines import Lines
+from coordinator.store.wait_queue_file import WaitQueueFile
 from protos.address import is_relayed
 from protos.identity import Identity
 from protos.log import run_id_of
@@ -74,13 +74,13 @@ class Hub:
         """The addresses of all coordinators, the acting one first; empty if there is only one."""
         self.failures = Failures(metrics)
         """What kept peers from joining."""
-        self.lines = Lines(None, 0)
+        self.lines = WaitQueueFile(None, 0)
         """The lines before full runs."""
         self._genesis: dict[bytes, log_pb2.Genesis] = {}
         self._journal = self._acting = journal
         self._fenced: Callable[[], None] = lambda: None
         self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._reading = Reading(journal.reader())
+        self._reading = LogPages(journal.reader())
         self._purging: asyncio.Task[None] | None = None
         self._described: dict[bytes, tuple[Run, pb.GetRunResponse, int]] = {}
 
@@ -219,21 +219,21 @@ class Hub:
             head_step=run.head_step,
             head_hash=run.head_hash,
             total_steps=run.steps,
-            snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            snapshot=state_messages.snapshot_ref(run, run.snapshot) if run.snapshot else None,
             peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,
             reason=run.reason,
             payload_bytes_total=run.payload_bytes_total,
             exclusions=_exclusions(run),
-            earlier=facts.earlier_snapshots(run),
-            withdrawn=facts.withdrawn_of(run),
+            earlier=state_messages.earlier_snapshots(run),
+            withdrawn=state_messages.withdrawn_of(run),
             anchored=run.anchored,
             parameters=run.parameters,
             unconfirmed_steps=run.unconfirmed_steps,
             paused=run.is_paused,
-            end=facts.end_of(run, self.identity),
+            end=state_messages.end_of(run, self.identity),
             archived=run.archived,
-            changed=facts.changed_of(run),
+            changed=state_messages.changed_of(run),
             evaluations=[envelope for _, by in sorted(run.evaluations.items()) for envelope in by.values()],
         )
 

@@ -48,20 +48,20 @@ def gone_line_of(run_id: bytes) -> str:
     return json.dumps({"gone": run_id.hex()}) + "\n"
 
 
-def pages_of(settings: CoordinatorSettings, lines: Lines) -> Iterator[Page]:
+def pages_of(settings: CoordinatorSettings, lines: Lines) -> Iterator[PageProcess]:
     """The pages that the settings name. `lines`: the runs, for the page that shows them."""
     if settings.web_listen != NO_PAGE:
         hosts = [word for host in settings.web_hosts for word in ("--host", host)]
         shows = (MODULE, "--json", "--listen", settings.web_listen, *hosts)
-        yield Page("web page", "the web page of the runs is ready", settings.web_listen, shows, lines)
+        yield PageProcess("web page", "the web page of the runs is ready", settings.web_listen, shows, lines)
     if settings.operator_web_listen != NO_PAGE:
         named = () if settings.operator_web_host is None else ("--host", settings.operator_web_host)
         home, listen = str(settings.home.absolute()), settings.operator_web_listen
         acts = (OPERATORS_MODULE, "--json", "--home", home, "--listen", listen, *named)
-        yield Page("operator's page", "the operator's page is ready", listen, acts, dict)
+        yield PageProcess("operator's page", "the operator's page is ready", listen, acts, dict)
 
 
-class Page:
+class PageProcess:
     """The process of a page, started again if it dies. `lines` gives the runs: run id -> a function that makes its line.
 
     `what` and `ready` are its words in the log; `command`: the module, and its options.

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from coordinator.clock import admission, holdings, line, rules
+from coordinator.clock import admission, holder_counts, rules, wait_queue
 from coordinator.clock.effects import Denial
 from coordinator.clock.events import Disconnected, Reported
 from coordinator.clock.state import Run
-from coordinator.serving import clocks, doors, facts
+from coordinator.serving import clocks, doors, state_messages
 from coordinator.serving.bootstrap import bootstrap
 from coordinator.serving.calls import (
     Calls,
@@ -25,11 +25,11 @@ from coordinator.serving.calls import (
     StandsByError,
     answered,
 )
+from coordinator.serving.event_loop import RunRuntime
 from coordinator.serving.gate import admitted
 from coordinator.serving.hub import Hub
-from coordinator.serving.processes import Processes
-from coordinator.serving.reading import BusyError
-from coordinator.serving.runtime import RunRuntime
+from coordinator.serving.identity_programs import IdentityPrograms
+from coordinator.serving.reading import ReadersBusyError
 from coordinator.serving.sessions import Sessions
 from protos import limits, version
 from protos.address import block_of, network_of, site
@@ -51,7 +51,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         super().__init__(hub, sessions)
         self._telling: set[asyncio.Task[Any]] = set()
         self._ended = False
-        self._processes = Processes()
+        self._processes = IdentityPrograms()
 
     @answered
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:  # noqa: N802
@@ -72,7 +72,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         self.runtime(request.run_id)
         where = site(network_of(context.peer())) if context.peer() else ""
         if where and not self.sessions.may_ask(where, clocks.monotonic_ms()):
-            raise BusyError("too many peers join from your network address; try again in a minute")
+            raise ReadersBusyError("too many peers join from your network address; try again in a minute")
         seen = network_of(context.peer())
         challenge = self.sessions.challenge(clocks.monotonic_ms(), where)
         return pb.GetChallengeResponse(challenge=challenge, seen_from="" if seen is None else str(seen))
@@ -86,7 +86,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         if request.reason == pb.JoinFailure.JOIN_FAILURE_REFUSED:
             raise Refusal(Reason.OUT_OF_RANGE, "the coordinator counts by itself whom it refuses")
         if not self.hub.failures.may_tell(site(network_of(context.peer())), clocks.monotonic_ms()):
-            raise BusyError("too many failures are told; this one is not counted")
+            raise ReadersBusyError("too many failures are told; this one is not counted")
         self.hub.failures.count(runtime.run.run_id, request.reason, request.software_version)
         return pb.TellFailureResponse()
 
@@ -107,7 +107,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             anchor=body.anchor,
         )
         if request.waits and denial in {None, Denial.FULL} and not body.anchor:
-            part, most = line.part_of(runtime.run, opened.public_key, ticket, network)
+            part, most = wait_queue.part_of(runtime.run, opened.public_key, ticket, network)
             turn = self._turn(runtime, opened.public_key, part, most, may_enter=denial is None)
             return turn or pb.MayJoinResponse(place=1, length=1, reason=reason)
         if denial is not None:
@@ -122,14 +122,14 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         run, now_ms = runtime.run, clocks.monotonic_ms()
         if may_enter and not admission.needs_turn(run, public_key, anchor=False):
             return pb.MayJoinResponse()
-        here = line.waiting(self.hub.lines.of(run.run_id), run, now_ms)
+        here = wait_queue.waiting(self.hub.lines.of(run.run_id), run, now_ms)
         free = self._places_free(run, public_key, here, now_ms)
         if free and not may_enter:
             return None
-        turn = line.asked(here, public_key, part, free, most, now_ms)
+        turn = wait_queue.asked(here, public_key, part, free, most, now_ms)
         pace = self.hub.lines.keep(run.run_id, turn.line, now_ms)
         waits = turn.place and public_key in turn.line and pace is not None
-        reason = f"{turn.reason}; {line.expected(pace, turn.place, now_ms)}" if waits and pace else turn.reason
+        reason = f"{turn.reason}; {wait_queue.expected(pace, turn.place, now_ms)}" if waits and pace else turn.reason
         return pb.MayJoinResponse(place=turn.place, length=turn.length, reason=reason)
 
     @answered
@@ -157,15 +157,15 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             session_id=self.sessions.open(run.run_id, opened.public_key, network),
             head_step=run.head_step,
             head_hash=run.head_hash,
-            snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
-            earlier=facts.earlier_snapshots(run),
-            withdrawn=facts.withdrawn_of(run),
+            snapshot=state_messages.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            earlier=state_messages.earlier_snapshots(run),
+            withdrawn=state_messages.withdrawn_of(run),
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
             settings=settings_body(run.settings_at(run.head_step)),
             used_twice=twice,
         )
 
-    def _places_free(self, run: Run, public_key: bytes, waiting: line.Line, now_ms: int) -> int:
+    def _places_free(self, run: Run, public_key: bytes, waiting: wait_queue.Line, now_ms: int) -> int:
         """Places of the run that a peer in the line may get now."""
         free = admission.places_free(run, public_key)
         if waiting and self.hub.lines.waits_for_members(now_ms):
@@ -175,10 +175,10 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     def _check_turn(self, runtime: RunRuntime, public_key: bytes, *, anchor: bool) -> None:
         """Raises NotAdmittedError if all free places are kept for peers in the line before the run."""
         run, now_ms = runtime.run, clocks.monotonic_ms()
-        waiting = line.waiting(self.hub.lines.of(run.run_id), run, now_ms)
+        waiting = wait_queue.waiting(self.hub.lines.of(run.run_id), run, now_ms)
         if not waiting or not admission.needs_turn(run, public_key, anchor=anchor):
             return
-        if not line.may_come(waiting, public_key, self._places_free(run, public_key, waiting, now_ms)):
+        if not wait_queue.may_come(waiting, public_key, self._places_free(run, public_key, waiting, now_ms)):
             self.hub.metrics.not_admitted(run, Denial.FULL)
             raise NotAdmittedError(f"the run is full, and {len(waiting)} peers wait in line; ask for a place again")
 
@@ -271,9 +271,9 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     def _report(
         self, envelope: envelope_pb2.SignedEnvelope, context: Context, what: str, teller: bytes = b""
     ) -> tuple[VerifiedEnvelope, pb.ReportBody]:
-        """A report whose connection has not sent too many. Raises BusyError or Refusal."""
+        """A report whose connection has not sent too many. Raises ReadersBusyError or Refusal."""
         if not self.sessions.may_report(context.peer(), clocks.monotonic_ms()):
-            raise BusyError(f"your connection sends too many {what}; send again in a second")
+            raise ReadersBusyError(f"your connection sends too many {what}; send again in a second")
         known = bool(teller) and not envelope.signature and envelope.public_key == teller
         opened = self.opened(envelope, Kind.KIND_REPORT, signed=not known)
         return opened, parse(pb.ReportBody, opened.body)
@@ -281,7 +281,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     def _answer(self, run: Run, event: Reported, refusals: list[str]) -> pb.ReportResponse:
         taken = event.claim is not None and rules.heard(run, event.public_key, event.claim)
         anchor = event.public_key in run.peers and run.peers[event.public_key].anchor
-        unclear = holdings.unclear(run.step, event.public_key, event.held, anchor=anchor)
+        unclear = holder_counts.unclear(run.step, event.public_key, event.held, anchor=anchor)
         return pb.ReportResponse(
             refusals=refusals,
             announcement_taken=taken,

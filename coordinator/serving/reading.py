@@ -26,11 +26,11 @@ Page: TypeAlias = "tuple[envelope_pb2.SignedEnvelope, ...]"
 _Key: TypeAlias = tuple[bytes, int, int]
 
 
-class BusyError(SwarmentumError):
+class ReadersBusyError(SwarmentumError):
     """Too many strangers read the log at the moment: try again in a second."""
 
 
-class Reading:
+class LogPages:
     """Pages of signed entries of every run. The page of one place in the log is read once, even if many callers want it."""
 
     def __init__(self, journal: Journal) -> None:
@@ -42,7 +42,7 @@ class Reading:
         self._bytes = 0
 
     async def page(self, run_id: bytes, first: int, count: int, head: int, *, follows: bool) -> Page:
-        """At most `count` entries from step `first` on, of a log whose head is `head`. JournalError, BusyError."""
+        """At most `count` entries from step `first` on, of a log whose head is `head`. JournalError, ReadersBusyError."""
         if first > head:
             return ()
         key = (run_id, first, count)
@@ -52,7 +52,7 @@ class Reading:
         task = self._waiting.get((key, head, follows))
         if task is None:
             if not follows and sum(not lane for _, _, lane in self._waiting) >= READS_WAITING_MAX:
-                raise BusyError("too many strangers read the log; try again in a second")
+                raise ReadersBusyError("too many strangers read the log; try again in a second")
             task = asyncio.ensure_future(self._read(key, head, follows))
             self._waiting[key, head, follows] = task
             task.add_done_callback(lambda done: self._done(key, head, follows, done))

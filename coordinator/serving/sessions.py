@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from protos.address import Network, site
 from protos.errors import Reason, Refusal
 from protos.limits import CHALLENGE_BYTES, SESSION_ID_BYTES
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 CHALLENGES_MAX = 4096
 CHALLENGE_MS_MAX = 60_000
@@ -59,16 +59,16 @@ class Sessions:
         self._networks: dict[bytes, dict[bytes, Network]] = {}  # by run and peer
         self._sites: Counter[str] = Counter()
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
-        self._asking = Rate(ADDRESS_CHALLENGES_MAX, ADDRESS_CHALLENGE_MS, ADDRESSES_KEPT)
-        self._reporting = Rate(CONNECTION_REPORTS_MAX, CONNECTION_REPORT_MS, SESSIONS_MAX)
+        self._asking = RateLimiter(ADDRESS_CHALLENGES_MAX, ADDRESS_CHALLENGE_MS, ADDRESSES_KEPT)
+        self._reporting = RateLimiter(CONNECTION_REPORTS_MAX, CONNECTION_REPORT_MS, SESSIONS_MAX)
 
     def may_ask(self, address: str, now_ms: int) -> bool:
         """Whether a network address may have one more challenge."""
-        return self._asking.may(address, now_ms)
+        return self._asking.allow(address, now_ms)
 
     def may_report(self, connection: str, now_ms: int) -> bool:
         """Whether one more report may come over a connection. Call it before the check of the report's signature."""
-        return self._reporting.may(connection, now_ms)
+        return self._reporting.allow(connection, now_ms)
 
     def challenge(self, now_ms: int, where: str = "") -> bytes:
         """A new challenge for a site. If there are too many, the site with the most forgets its oldest unanswered one."""

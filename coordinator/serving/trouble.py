@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from coordinator.serving.caused import CausedLines
 from coordinator.serving.metrics import Metrics
+from coordinator.serving.throttled_log import ThrottledLog
 from coordinator.store.journal import JournalError
 from protos.waits import Waits
 
@@ -51,7 +51,7 @@ class Trouble:
         self._again_ms = now_ms + round(self._waits.next())
         return self._again_ms
 
-    def refused(self, lines: CausedLines, cause: bytes, values: dict[str, Any]) -> None:
+    def refused(self, lines: ThrottledLog, cause: bytes, values: dict[str, Any]) -> None:
         """Log a refused request. After a failed write no peer is connected, and is told why: that is no line of its own."""
         if not self.why:
             lines.info("a request was refused", cause, **values)

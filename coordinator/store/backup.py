@@ -38,7 +38,7 @@ PRIVATE = 0o600
 
 
 @dataclass(frozen=True)
-class About:
+class BackupSummary:
     """What a backup says of itself. `runs`: the newest step of each run, by run id."""
 
     format: int
@@ -50,7 +50,7 @@ class About:
     """Of each other file, by name, in hex digits."""
 
 
-def make(home: Path, file: Path) -> About:
+def make(home: Path, file: Path) -> BackupSummary:
     """Write a backup of `home` to `file`, which only its owner can read: it holds the coordinator's keys."""
     for name in (*KEYS, JOURNAL):
         if not (home / name).is_file():
@@ -66,7 +66,7 @@ def make(home: Path, file: Path) -> About:
             files = {**{name: home / name for name in KEYS}, JOURNAL: copy}
             heads = _heads(copy, home)
             hashes = {name: _sha256(path) for name, path in files.items()}
-            about = About(FORMAT, software_version(), time.time(), heads, hashes)
+            about = BackupSummary(FORMAT, software_version(), time.time(), heads, hashes)
             contents = json.dumps(asdict(about)).encode()
             replace_file(
                 file,
@@ -124,7 +124,7 @@ def _pack(opened: IO[bytes], about: bytes, files: dict[str, Path]) -> None:
             archive.add(path, name)
 
 
-def restore(file: Path, home: Path) -> About:
+def restore(file: Path, home: Path) -> BackupSummary:
     """Write the home that `file` holds. The home is held from then on. If this fails half-way, it can be called again."""
     unfinished = is_half_restored(home)
     if not unfinished and any((home / name).exists() for name in (*KEYS, JOURNAL)):
@@ -175,7 +175,7 @@ def _read(archive: tarfile.TarFile, name: str, most: int) -> bytes:
     return data
 
 
-def _about(data: bytes) -> About:
+def _about(data: bytes) -> BackupSummary:
     try:
         values = dict(json.loads(data))
         if values["format"] != FORMAT:  # its other values may have other names
@@ -183,7 +183,7 @@ def _about(data: bytes) -> About:
                 f"this backup has format {values['format']}, and this version reads {FORMAT}: "
                 f"run swarmentum {values['version']}"
             )
-        return About(**values)
+        return BackupSummary(**values)
     except (KeyError, ValueError, TypeError) as error:
         raise OperatorError(f"{ABOUT} of this backup cannot be read: {error}") from error
 

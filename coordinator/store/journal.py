@@ -21,9 +21,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock.records import EntryCommitted, Record, SnapshotAgreed, SnapshotFact, Withdrawn
-from coordinator.store import codec
-from coordinator.store.codec import ENTRY, SNAPSHOT, WITHDRAWN, Context
+from coordinator.store import record_codec
 from coordinator.store.database import connected, making_tables, parsed
+from coordinator.store.record_codec import ENTRY, SNAPSHOT, WITHDRAWN, Context
 from protos.envelope import parse
 from protos.errors import Refusal, SwarmentumError
 from protos.identity import Identity
@@ -185,7 +185,7 @@ class Journal:
         self._numbers.pop(run_id, None)
         rows, context = [], Context(run_id, self._identity)
         for at, record in enumerate(records, number):
-            kind, step, body = codec.encode(context, record)
+            kind, step, body = record_codec.encode(context, record)
             rows.append({"run_id": run_id, "number": at, "kind": kind, "step": step, "body": body})
         self._insert(_RECORDS, *rows)
         self._numbers[run_id] = number + len(rows)
@@ -219,7 +219,7 @@ class Journal:
             verified = min(connection.execute(newest).scalars(), default=0)
             for row in connection.execute(query.order_by(_RECORDS.c.number)):
                 context = Context(run_id, self._identity, verified=row.number >= verified)
-                yield codec.decode(context, row.kind, row.step, row.body)
+                yield record_codec.decode(context, row.kind, row.step, row.body)
 
     def keep(self, run_id: bytes, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, instead of the oldest. Checkpoints of records that the journal has lost since are deleted,
@@ -278,7 +278,7 @@ class Journal:
         context = Context(run_id, self._identity)
         with self._reading() as connection:
             for row in connection.execute(query.order_by(_RECORDS.c.number)):
-                match codec.decode(context, row.kind, row.step, row.body):
+                match record_codec.decode(context, row.kind, row.step, row.body):
                     case SnapshotAgreed(snapshot=fact):
                         found[fact.step] = fact
                     case Withdrawn(from_step=first):
@@ -301,7 +301,7 @@ class Journal:
 
     def seal(self, run_id: bytes, record: EntryCommitted) -> SignedEntry:
         """The entry, signed by this coordinator. The same record always gives the same bytes."""
-        return codec.seal(Context(run_id, self._identity), record)
+        return record_codec.seal(Context(run_id, self._identity), record)
 
 
 def _hash_of(envelope: bytes) -> bytes:

@@ -68,7 +68,7 @@ _WHO = sa.text(
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldLease:
     """The lease, held until `until` on this machine's monotonic clock, counted from before it was asked for."""
 
     token: int
@@ -79,9 +79,9 @@ class Held:
         return max(self.until - now, 0.0)
 
 
-def held_since(token: int, asked_at: float) -> Held:
+def held_since(token: int, asked_at: float) -> HeldLease:
     """The database counts from a moment after `asked_at`, so its time ends later than ours."""
-    return Held(token, asked_at + LEASE_SECONDS)
+    return HeldLease(token, asked_at + LEASE_SECONDS)
 
 
 class Lease:
@@ -109,21 +109,21 @@ class Lease:
         _check_owner("identity.key", public_key, owner.public_key)
         _check_owner("tls.key and tls.crt", certificate_sha256, owner.certificate_sha256)
 
-    def acquire(self) -> Held | None:
+    def acquire(self) -> HeldLease | None:
         """The lease if it is free, under a new token."""
         asked_at = time.monotonic()
         with _statement(self._engine) as connection:
             token = connection.execute(_TAKE, {"seconds": LEASE_SECONDS, "address": self._address}).scalar()
         return None if token is None else held_since(token, asked_at)
 
-    def renew(self, held: Held) -> Held | None:
+    def renew(self, held: HeldLease) -> HeldLease | None:
         """Hold it for longer; None if another coordinator has taken it."""
         asked_at = time.monotonic()
         with _statement(self._quick) as connection:
             found = connection.execute(_RENEW, {"seconds": LEASE_SECONDS, "token": held.token}).scalar()
         return held_since(held.token, asked_at) if found is not None else None
 
-    def release(self, held: Held) -> None:
+    def release(self, held: HeldLease) -> None:
         """Give it back, so that another acts at once; no matter if the database does not answer."""
         with suppress(JournalError), _statement(self._quick) as connection:
             connection.execute(_RELEASE, {"token": held.token})

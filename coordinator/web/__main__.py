@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from coordinator.store.page_address import PageAddress
 from coordinator.web.child import Child
-from coordinator.web.place import Place
 from coordinator.web.requests import Requests
 from protos.console import configure_logging, exit_with
 from protos.json_line import print_json
@@ -41,7 +41,7 @@ def page(
 
 async def serve(home: Path, listen: str, host: str | None) -> int:
     """Until stdin ends, a signal comes, or the page's process ends; its exit code, or 0."""
-    requests, place = Requests(home), Place(home)
+    requests, place = Requests(home), PageAddress(home)
 
     def ready(url: str) -> None:
         shown = f"https://{host}/" if host else url

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from coordinator.commands.changes import SETTING, changes_of, flat
 from coordinator.commands.checking import PEERS_SHOWN, Findings, cost_of, findings_of, notes_of, rows_of, verdict_of
 from coordinator.commands.created import create_run
+from coordinator.commands.fork_changes import SETTING, changes_of, flat
 from coordinator.commands.invites import milliseconds, row_of
 from coordinator.commands.operator import Operator
 from coordinator.commands.peers import peer_named
@@ -71,7 +71,7 @@ class OfPeer(Values):
     peer: Name
 
 
-class Exclusion(OfPeer):
+class ExcludeRequest(OfPeer):
     """A peer, and why."""
 
     reason: Annotated[str, StringConstraints(min_length=1, max_length=EXCLUSION_REASON_BYTES_MAX)]
@@ -168,7 +168,7 @@ def finish(operator: Operator, run: str, values: WithReason) -> Answer:
     return {"said": f"The run is finished at step {step}: its peers store the last state, and end."}
 
 
-def exclude(operator: Operator, run: str, values: Exclusion) -> Answer:
+def exclude(operator: Operator, run: str, values: ExcludeRequest) -> Answer:
     """`peer exclude`."""
     found = _found(operator, run)
     public_key = peer_named(found, values.peer)
@@ -254,7 +254,7 @@ ALL: Final[Mapping[str, What]] = {
     "pause": What(WithReason, pause),
     "resume": What(Values, resume),
     "finish": What(WithReason, finish),
-    "exclude": What(Exclusion, exclude),
+    "exclude": What(ExcludeRequest, exclude),
     "readmit": What(OfPeer, readmit),
     "change": What(Changes, change),
     "invite": What(Invites, invite),

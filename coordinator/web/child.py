@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import structlog
 
-from coordinator.serving.caused import CausedLines
-from coordinator.web.requests import Answer, Requests
+from coordinator.serving.throttled_log import ThrottledLog
+from coordinator.web.requests import OperatorReply, Requests
 from protos.safe_path import python_command
 
 MODULE: Final = "node.operator_page"
@@ -43,7 +43,7 @@ class Child:
         self._command = python_command("-m", MODULE, "--json", "--listen", listen, *named)
         self._requests = requests
         self._log = structlog.get_logger("operator-page")
-        self._caused = CausedLines(self._log)
+        self._caused = ThrottledLog(self._log)
 
     async def run(self, ready: Callable[[str], None]) -> int:
         """Serve until the process ends; its exit code. `ready` gets the page's URL."""
@@ -90,7 +90,7 @@ class Child:
                 await child.stdin.drain()
 
 
-def line_of(number: int, answer: Answer) -> bytes:
+def line_of(number: int, answer: OperatorReply) -> bytes:
     """An answer as a line."""
     values = {"id": number, "status": answer.status, "body": finite(answer.body), "cookie": answer.cookie}
     return json.dumps(values, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"

@@ -20,11 +20,11 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator.commands.operator import Operator
-from coordinator.serving.caused import CausedLines
-from coordinator.web import logins
+from coordinator.serving.throttled_log import ThrottledLog
+from coordinator.store import logins
+from coordinator.web.action_log import Record
 from coordinator.web.actions import ALL, Values, What
-from coordinator.web.record import Record
-from coordinator.web.sessions import Sessions
+from coordinator.web.browser_sessions import BrowserSessions
 from protos import toml_file
 from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
 
@@ -53,7 +53,7 @@ class Request(BaseModel):
 
 
 @dataclass(frozen=True)
-class Answer:
+class OperatorReply:
     """A status of HTTP, and what the page gets as JSON. `cookie`: a session begins; the page's process sets it."""
 
     status: int
@@ -61,9 +61,9 @@ class Answer:
     cookie: str = ""
 
 
-def no(status: int, why: str) -> Answer:
+def no(status: int, why: str) -> OperatorReply:
     """A refusal with its reason."""
-    return Answer(status, {"error": why})
+    return OperatorReply(status, {"error": why})
 
 
 class Requests:
@@ -78,13 +78,13 @@ class Requests:
     ) -> None:
         self._home, self._wall, self._clock = home, wall, clock
         self._operator = operator or (lambda: Operator(home))
-        self._sessions, self._record = Sessions(), Record(home)
+        self._sessions, self._record = BrowserSessions(), Record(home)
         self._threads = ThreadPoolExecutor(THREADS, "operator's page")
         self._under_way = 0
         self._log = structlog.get_logger("operator-page")
-        self._caused = CausedLines(self._log)
+        self._caused = ThrottledLog(self._log)
 
-    async def answer(self, data: bytes) -> Answer:
+    async def answer(self, data: bytes) -> OperatorReply:
         """The answer to a request."""
         try:
             request = Request.model_validate_json(data)
@@ -104,7 +104,7 @@ class Requests:
         """Begin no further action."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _login(self, request: Request) -> Answer:
+    def _login(self, request: Request) -> OperatorReply:
         try:
             why = logins.take(self._home, request.secret, self._wall())
             if why:
@@ -119,9 +119,9 @@ class Requests:
             return no(503, f"the home cannot be read or written: {error.strerror or error}")
         self._log.info("somebody logged in at the operator's page", session=opened.name, address=request.address)
         left = self._sessions.seconds_left(opened.cookie, self._clock())
-        return Answer(200, {"token": opened.token, "session": opened.name, "seconds_left": left}, opened.cookie)
+        return OperatorReply(200, {"token": opened.token, "session": opened.name, "seconds_left": left}, opened.cookie)
 
-    async def _in_session(self, request: Request) -> Answer:
+    async def _in_session(self, request: Request) -> OperatorReply:
         what = ALL.get(request.what)
         acts = what is not None and what.acts
         name, status, why = self._sessions.check(request.cookie, request.token, self._clock(), acts=acts)
@@ -129,10 +129,10 @@ class Requests:
             return no(status, why)
         if request.do == "logout":
             self._sessions.end(request.cookie)
-            return Answer(200, {"said": "You are logged out."})
+            return OperatorReply(200, {"said": "You are logged out."})
         if request.what == LOG:
             left = self._sessions.seconds_left(request.cookie, self._clock())
-            return Answer(200, {"actions": self._record.newest(), "session": name, "seconds_left": left})
+            return OperatorReply(200, {"actions": self._record.newest(), "session": name, "seconds_left": left})
         if what is None:
             return no(404, f"this page cannot {request.what!r}; it can {', '.join(ALL)}")
         try:
@@ -143,7 +143,7 @@ class Requests:
             return await self._done(what, request.run, values)
         return await self._recorded(name, request, what, values)
 
-    async def _recorded(self, session: str, request: Request, what: What, values: Values) -> Answer:
+    async def _recorded(self, session: str, request: Request, what: What, values: Values) -> OperatorReply:
         """An action between its two lines of the log."""
         told = values.told()
         try:
@@ -162,15 +162,15 @@ class Requests:
             self._log.error("the outcome of an action is not in the log of actions", number=number, why=str(error))
         return answer
 
-    async def _done(self, what: What, run: str, values: Values) -> Answer:
+    async def _done(self, what: What, run: str, values: Values) -> OperatorReply:
         work = partial(_answered, self._operator, what, run, values)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _answered(operator: Callable[[], Operator], what: What, run: str, values: Values) -> Answer:
+def _answered(operator: Callable[[], Operator], what: What, run: str, values: Values) -> OperatorReply:
     """The answer, or whose fault it is that there is none."""
     try:
-        return Answer(200, what.answer(operator(), run, values))
+        return OperatorReply(200, what.answer(operator(), run, values))
     except OperatorError as error:
         return no(400, str(error))
     except RefusedError as error:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from node.archive.replay import BadStepError, Replay
-from node.commands.card import MARK
+from node.export.card import MARK
 from node.training.replica import BASE_PREFIX
 from protos.model_config import ModelConfig
 

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from node.archive import files
-from node.commands.pictures import format_bytes
 from node.link.client import CoordinatorClient
+from node.pictures import format_bytes
 from protos.accounts import Account, Accounts, Excluded
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal

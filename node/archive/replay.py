@@ -18,13 +18,13 @@ from node.archive.confirmed import Confirmed
 from node.archive.files import Segment
 from node.archive.genesis import Genesis
 from node.optim.digest import part_of, state_digest
-from node.snapshot.pieces import Manifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
-from node.snapshot.start import is_start
+from node.snapshot.forked_snapshot import is_start
+from node.snapshot.pieces import SnapshotManifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
 from node.training.methods import optimizer_of
 from node.training.replica import BASE_PREFIX
-from node.wire.aggregate import bytes_max, open_aggregate
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
+from node.wire.vote_sum import bytes_max, open_aggregate
 from protos.announcement import open_announcement
 from protos.changes import Settings, with_settings
 from protos.checks import VERDICTS_NEEDED
@@ -135,7 +135,7 @@ class Replay:
                 raise BadStepError(self.step, f"the archived state after step {self.step} is not what the log leads to")
             yield from self._segment(segment, manifest)
 
-    def _manifest(self, segment: Segment) -> Manifest:
+    def _manifest(self, segment: Segment) -> SnapshotManifest:
         try:
             manifest = open_manifest(segment.path(files.MANIFEST).read_bytes())
         except (Refusal, OSError) as error:
@@ -146,7 +146,7 @@ class Replay:
             raise BadStepError(segment.step, f"the archived state has another parameter layout than {files.LAYOUT}")
         return manifest
 
-    def _begin(self, segment: Segment, manifest: Manifest) -> None:
+    def _begin(self, segment: Segment, manifest: SnapshotManifest) -> None:
         self.step = segment.step
         try:
             data = segment.path(files.STATE).read_bytes()
@@ -161,7 +161,7 @@ class Replay:
         if self.genesis.start is not None and segment.step == 0:
             self._check_start(self.genesis.start, manifest)
 
-    def _check_start(self, start: StartingState, manifest: Manifest) -> None:
+    def _check_start(self, start: StartingState, manifest: SnapshotManifest) -> None:
         """A fork's state of step 0 is the one that its genesis names; BadStepError if not."""
         if not is_start(manifest, start):
             raise BadStepError(0, f"the archived state of step 0 is not the one that the genesis names: {start}")
@@ -174,7 +174,7 @@ class Replay:
             )
         self.confirmed.by_genesis(0)
 
-    def _root(self, like: Manifest) -> bytes:
+    def _root(self, like: SnapshotManifest) -> bytes:
         """The root that a snapshot of the present state has."""
         return describe(
             pack(self.state),
@@ -185,7 +185,7 @@ class Replay:
             piece_bytes=like.piece_bytes,
         ).root
 
-    def _segment(self, segment: Segment, manifest: Manifest) -> Iterator[Replayed]:
+    def _segment(self, segment: Segment, manifest: SnapshotManifest) -> Iterator[Replayed]:
         head = manifest.entry_hash if manifest.step else self.genesis.run_id
         chain = Chain(self.genesis.run_id, self.genesis.coordinator, manifest.step, head)
         payloads = _payloads_of(segment)

@@ -34,7 +34,7 @@ MEMBERS_BUSY_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Limits:
+class StreamLimits:
     """Of streams: of one member, of one stranger, of all strangers together, and of everybody (None: members have no limit)."""
 
     of_a_member: int
@@ -44,7 +44,7 @@ class Limits:
 
 
 @dataclass(eq=False)
-class Seat:
+class ServedStream:
     """One stream. `waits_since`: when the server began to wait for the other side; None while the other side waits."""
 
     remote: str
@@ -56,10 +56,10 @@ class Seat:
 class Audience:
     """One server's. Without `members` (None) every peer is a member. Without `limits` they are those of a blob server."""
 
-    def __init__(self, members: frozenset[str] | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, members: frozenset[str] | None = None, limits: StreamLimits | None = None) -> None:
         self.members = members
-        self._limits = limits or Limits(STREAMS_A_PEER_MAX, STREAMS_A_STRANGER_MAX, STRANGERS_STREAMS_MAX)
-        self._seats: dict[Seat, None] = {}
+        self._limits = limits or StreamLimits(STREAMS_A_PEER_MAX, STREAMS_A_STRANGER_MAX, STRANGERS_STREAMS_MAX)
+        self._seats: dict[ServedStream, None] = {}
         self._free_at = 0.0
         self._member_at = -MEMBERS_SLOW_SECONDS
 
@@ -70,7 +70,7 @@ class Audience:
         """Whether this peer id is in the roster."""
         return self.members is None or remote in self.members
 
-    def admit(self, remote: str, end: Callable[[], None], now: float) -> Seat | None:
+    def admit(self, remote: str, end: Callable[[], None], now: float) -> ServedStream | None:
         """A seat for one more stream of a peer; None: no room. The audience calls `end` if it needs the seat later."""
         member = self.is_member(remote)
         most = self._limits.of_a_member if member else self._limits.of_a_stranger
@@ -85,15 +85,15 @@ class Audience:
                 return None
             if not self._evict(strangers):
                 self._end(strangers[0])
-        seat = Seat(remote, end, now)
+        seat = ServedStream(remote, end, now)
         self._seats[seat] = None
         return seat
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, seat: ServedStream) -> None:
         """The stream has ended."""
         self._seats.pop(seat, None)
 
-    def hold(self, seat: Seat, size: int) -> None:
+    def hold(self, seat: ServedStream, size: int) -> None:
         """The server sends a blob of `size` bytes on the stream, and holds them in memory; 0: the blob is sent."""
         seat.held_bytes = size
         if self.is_member(seat.remote):
@@ -104,7 +104,7 @@ class Audience:
                 return
             others = [other for other in others if other in self._seats]
 
-    def delay(self, seat: Seat, size: int, now: float) -> float:
+    def delay(self, seat: ServedStream, size: int, now: float) -> float:
         """Seconds to wait before sending so many bytes: none for a member."""
         if self.is_member(seat.remote):
             self._member_at = now
@@ -116,10 +116,10 @@ class Audience:
         self._free_at = begins_at + size / rate
         return begins_at - now
 
-    def _strangers(self) -> list[Seat]:
+    def _strangers(self) -> list[ServedStream]:
         return [seat for seat in self._seats if not self.is_member(seat.remote)]
 
-    def _make_room(self, strangers: list[Seat], own: int) -> bool:
+    def _make_room(self, strangers: list[ServedStream], own: int) -> bool:
         """End a stream for one more of a stranger that has `own`. Returns whether there was one to end."""
         streams = Counter(seat.remote for seat in strangers)
         most = max(streams.values())
@@ -130,7 +130,7 @@ class Audience:
             self._end(greedy[0])
         return True
 
-    def _evict(self, seats: list[Seat]) -> bool:
+    def _evict(self, seats: list[ServedStream]) -> bool:
         """End the stream that the server has waited for longest. Returns whether there was one."""
         waiting = [(seat.waits_since, place, seat) for place, seat in enumerate(seats) if seat.waits_since is not None]
         if not waiting:
@@ -138,6 +138,6 @@ class Audience:
         self._end(min(waiting)[2])
         return True
 
-    def _end(self, seat: Seat) -> None:
+    def _end(self, seat: ServedStream) -> None:
         del self._seats[seat]
         seat.end()

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from node.blobs.audience import Audience, Seat
-from node.blobs.flow import Lane
+from node.blobs.audience import Audience, ServedStream
+from node.blobs.flow import FlowDirection
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
 from protos.limits import HASH_BYTES
@@ -23,7 +23,7 @@ from protos.v1 import update_pb2
 STREAM_IDLE_SECONDS_MAX = 20.0
 IMPATIENT_BYTES_A_SECOND = 64_000
 PATIENT_BYTES_A_SECOND = 2_000
-# A server keeps an idle blob stream for this long. `audience.py` bounds a server's streams, and `streams.py` a client's.
+# A server keeps an idle blob stream for this long. `audience.py` bounds a server's streams, and `holder_streams.py` a client's.
 STREAM_KEPT_SECONDS = 900.0
 # Pullers report how long a blob took. These are the blobs that a server remembers, and the reports on each.
 ARRIVALS_MAX = 64
@@ -44,8 +44,8 @@ class WireBytes:
     received: int = 0
     blob_sent: int = 0
     blob_received: int = 0
-    up: Lane = field(default_factory=Lane)
-    down: Lane = field(default_factory=Lane)
+    up: FlowDirection = field(default_factory=FlowDirection)
+    down: FlowDirection = field(default_factory=FlowDirection)
 
     def relayed(self, total: int) -> int:
         """So many bytes in all came in and went out for others; returns them."""
@@ -146,7 +146,7 @@ class BlobServer:
         finally:
             self.audience.leave(seat)
 
-    async def _serve(self, request: update_pb2.BlobRequest, seat: Seat, writer: asyncio.StreamWriter) -> bool:
+    async def _serve(self, request: update_pb2.BlobRequest, seat: ServedStream, writer: asyncio.StreamWriter) -> bool:
         """Answer a request. Returns whether the blob is here."""
         blob = self._begin(request.sha256)
         try:
@@ -174,7 +174,7 @@ class BlobServer:
                 self._shared[sha256] = blob, times - 1
 
     async def _answer(
-        self, request: update_pb2.BlobRequest, blob: bytes | None, seat: Seat, writer: asyncio.StreamWriter
+        self, request: update_pb2.BlobRequest, blob: bytes | None, seat: ServedStream, writer: asyncio.StreamWriter
     ) -> None:
         rest = memoryview(blob or b"")[request.offset :]
         response = update_pb2.BlobResponse(

@@ -1,7 +1,7 @@
 """The fetcher pulls blobs by hash from any holder: resumable, bounded, each blob once. A silent holder delays no other.
 
 Refuses bytes that do not have the hash. `blobs.py` has the protocol, `turns.py` decides which holder is asked when, and
-`streams.py` keeps the streams.
+`holder_streams.py` keeps the streams.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from node.blobs import blobs
 from node.blobs.blobs import CHUNK_BYTES, WireBytes, read_frame, write_frame
-from node.blobs.streams import Stream, Streams
+from node.blobs.holder_streams import HolderStreams, Stream
 from node.blobs.turns import Attempt, Turns
 from node.overlay.host import Host
 from protos.envelope import parse
@@ -57,7 +57,7 @@ class BlobFetcher:
         self._slots = asyncio.Semaphore(PULLS_MAX)
         self._running: dict[bytes, _Shared] = {}
         self._away: dict[bytes, float] = {}
-        self.streams = Streams(host)
+        self.streams = HolderStreams(host)
 
     async def fetch(
         self, sha256: bytes, size: int, holders: Sequence[bytes], size_max: int | None = None, *, hasty: bool = False
@@ -135,7 +135,7 @@ class Said(Enum):
 class Asking:
     """A request to one holder for the blob with this hash. With `total_max`, the puller takes other lengths than the named."""
 
-    def __init__(self, sha256: bytes, total_max: int | None, streams: Streams, wire: WireBytes) -> None:
+    def __init__(self, sha256: bytes, total_max: int | None, streams: HolderStreams, wire: WireBytes) -> None:
         self._sha256, self._total_max = sha256, total_max
         self.streams, self._wire = streams, wire
 

@@ -16,7 +16,7 @@ LOOK_SECONDS = 1.0
 """A direction that is shut, or whose limit is lifted, is looked at so often."""
 
 
-class Lane:
+class FlowDirection:
     """One direction. `rate` gives the limit as it is now, in bytes a second; None: no limit."""
 
     def __init__(self, rate: Callable[[], float | None] = lambda: None) -> None:

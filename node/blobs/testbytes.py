@@ -20,7 +20,7 @@ from node.blobs.blobs import WireBytes, drained
 from node.overlay.host import Host
 from protos.address import site
 from protos.errors import NetworkError
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 PROTOCOL = "/swarmentum/test-bytes/1"
 CHUNK_BYTES = 1 << 15
@@ -52,8 +52,8 @@ class Taker:
 
     def __init__(self, host: Host, wire: WireBytes) -> None:
         self._host, self._wire = host, wire
-        self._all = Rate(ALL_BURST, ALL_EACH_MS, 1)
-        self._sites = Rate(SITE_BURST, SITE_EACH_MS, SITES_KEPT)
+        self._all = RateLimiter(ALL_BURST, ALL_EACH_MS, 1)
+        self._sites = RateLimiter(SITE_BURST, SITE_EACH_MS, SITES_KEPT)
         self._busy = False
 
     async def handle(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,7 +78,7 @@ class Taker:
         ip, now_ms = await self._host.seen_at(remote), 1000 * time.monotonic()
         if ip is None or self._busy:  # a relayed connection measures the relay
             return False
-        return self._sites.may(site(ipaddress.ip_address(ip)), now_ms) and self._all.may("", now_ms)
+        return self._sites.allow(site(ipaddress.ip_address(ip)), now_ms) and self._all.allow("", now_ms)
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(CHUNKS_MAX):

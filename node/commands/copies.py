@@ -139,18 +139,18 @@ def _export(to: _Target, settings: PeerSettings) -> int:
             raise OperatorError("give a FOLDER for the model, or --push-to-hub REPO_ID, or both")
         folder = settings.home / "exports" / run_id[:RUN_DIGITS_SHOWN]
     if to.repo_id is not None:
-        from node.commands import hub
+        from node.commands import hugging_face
 
-        hub.check(to.repo_id, run_id)  # before a peer joins, so that no work is lost on it
+        hugging_face.check(to.repo_id, run_id)  # before a peer joins, so that no work is lost on it
     with many_imports(said=not to.as_json):
         from node.app import join
+    from node.admission.consent import MachineRequest, must_ask
     from node.commands import person
-    from node.commands.consent import Request, must_ask
     from node.commands.credits import add_credits
     from node.commands.uploads import Uploads
     from node.training.exports import Series
 
-    def agree(asked: Request) -> None:
+    def agree(asked: MachineRequest) -> None:
         if must_ask(asked, settings, can_ask=not to.as_json and person.can_be_asked()):
             person.show(asked)
             person.ask(asked)
@@ -196,6 +196,6 @@ def _told(to: _Target, event: str, path: Path, step: int, url: str | None = None
 
 
 def _pushed(folder: Path, repo_id: str, *, public: bool) -> str:
-    from node.commands import hub
+    from node.commands import hugging_face
 
-    return hub.push(folder, repo_id, public=public)
+    return hugging_face.push(folder, repo_id, public=public)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import structlog
 
-from node.commands.card import add_ledger
+from node.export.card import add_ledger
 from protos.errors import NetworkError, RefusedError
 from protos.evaluation import figures
 from protos.figures import loss_of

@@ -26,10 +26,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.commands.here import ANCHOR, OFFLINE, Here
-from node.commands.pictures import PeerRow, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
+from node.commands.here import ANCHOR, OFFLINE, LocalProcesses
 from node.commands.processes import Processes
 from node.commands.status import as_values, fetch
+from node.pictures import PeerTotals, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
 from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
@@ -129,7 +129,7 @@ def run_demo(options: DemoOptions) -> int:
         processes = Processes(logs)
         stack.callback(processes.close)
         console.print(f"Starting a coordinator, a relay, an anchor and {options.peers} peers on this machine ...")
-        here = Here(processes, homes)
+        here = LocalProcesses(processes, homes)
         file = options.output / "run.toml"
         created = here.create(file, lambda relay: run_toml(options, relay), anchor=True)
         invite = str(created["invite"])
@@ -148,7 +148,7 @@ def _stopped(_number: int) -> None:
     raise StoppedError("stopped")
 
 
-def _start_peers(here: Here, options: DemoOptions, invite: str) -> list[subprocess.Popen[str]]:
+def _start_peers(here: LocalProcesses, options: DemoOptions, invite: str) -> list[subprocess.Popen[str]]:
     """Start the peers. The first one exports the model. The peers share the machine's cores."""
     threads = max(1, usable_cores() // options.peers)
     data = () if options.data is None else ("--data", str(options.data.resolve()))
@@ -234,7 +234,7 @@ def _summary(processes: Processes, name: str, child: subprocess.Popen[str]) -> d
     return values
 
 
-def _steps(here: Here, invite: str, options: DemoOptions) -> list[list[dict[str, Any]]]:
+def _steps(here: LocalProcesses, invite: str, options: DemoOptions) -> list[list[dict[str, Any]]]:
     """Every peer's steps.jsonl and the anchor's, which also go into the output folder."""
     run_id = Invite.parse(invite).run_id
     all_steps = []
@@ -329,16 +329,16 @@ def _show(
     console.print(f"Loss curve: {picture.resolve()}", highlight=False, soft_wrap=True)
 
 
-def _row(summary: dict[str, Any]) -> PeerRow:
-    return PeerRow(**_peer_result(summary))
+def _row(summary: dict[str, Any]) -> PeerTotals:
+    return PeerTotals(**_peer_result(summary))
 
 
 def _sample(checkpoint: Path, seed: int) -> str:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from node.commands.export import no_progress_bar, sample_text
     from node.data.tokenizer import ByteTokenizer
+    from node.export.model_folder import no_progress_bar, sample_text
 
     with no_progress_bar():
         model = AutoModelForCausalLM.from_pretrained(checkpoint, trust_remote_code=False)

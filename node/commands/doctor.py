@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from node.config import PeerSettings
-from node.doctor import lines, machine, run_lines, seat, swarm, texts
-from node.doctor.facts import Fault, Found
-from node.doctor.lines import Line, Verdict
+from node.doctor import lines, machine_probes, run_lines, seat, swarm, texts
+from node.doctor.doctor_facts import Fault, Found
+from node.doctor.lines import Line, Severity
 from node.doctor.probes import side_by_side
 from node.donor.conditions import State, states
 from node.donor.live import Live
-from node.donor.machine import Machine
+from node.donor.machine_facts import Machine
 from node.donor.month import Month
 from protos.identity import Identity
 from protos.invite import Invite
@@ -36,7 +36,7 @@ RUN_SECONDS_MAX = 90.0
 NAME_CHARACTERS_MAX = 64
 LINE_CHARACTERS_MAX = 600
 NAME_COLUMNS, VERDICT_COLUMNS = 14, 12
-STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red", Verdict.UNKNOWN: "dim"}
+STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red", Severity.UNKNOWN: "dim"}
 
 
 Tell = Callable[[Sequence[Line]], None]
@@ -52,8 +52,8 @@ def examine(
 ) -> tuple[list[Line], Found | None]:
     """All lines, and what was found about the run. `tell` gets lines as they come; `say` hears what takes time now."""
     probes: dict[str, Any] = {
-        "devices": lambda: machine.devices_of(settings),
-        "here": lambda: machine.here(settings),
+        "devices": lambda: machine_probes.devices_of(settings),
+        "here": lambda: machine_probes.here(settings),
         "owner": lambda: conditions_of(settings),
         "limits": lambda: Live(settings.home, settings).values,
         "texts": lambda: texts.of_person(settings),
@@ -142,13 +142,13 @@ def as_values(found: list[Line], run: Found | None) -> dict[str, Any]:
     }
 
 
-class Screen:
+class DoctorPrinter:
     """Prints lines for people as they come. Words of a run are strangers': printable, never markup."""
 
     def __init__(self) -> None:
         self._console, self._busy = Console(), Console(stderr=True).status("")
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> DoctorPrinter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -186,9 +186,9 @@ class Screen:
 
 
 ENDINGS = {
-    Verdict.OK: "This machine can take part.",
-    Verdict.WARNING: "This machine can take part; the warnings say what would help.",
-    Verdict.PROBLEM: "This machine cannot take part yet; the problems say what to do.",
+    Severity.OK: "This machine can take part.",
+    Severity.WARNING: "This machine can take part; the warnings say what would help.",
+    Severity.PROBLEM: "This machine cannot take part yet; the problems say what to do.",
 }
 
 
@@ -199,7 +199,7 @@ def doctor(settings: PeerSettings, link: str | None, *, as_json: bool) -> int:
         found, run = examine(settings, invite)
         print_json(as_values(found, run))
     else:
-        with Screen() as screen:
+        with DoctorPrinter() as screen:
             found, _ = examine(settings, invite, screen.tell, screen.say)
             screen.end(found)
-    return int(lines.worst(found) is Verdict.PROBLEM)
+    return int(lines.worst(found) is Severity.PROBLEM)

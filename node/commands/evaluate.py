@@ -18,8 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from node.commands.card import MARK
 from node.commands.options import Json, need_node_extra
+from node.export.card import MARK
 from protos.disk import write_bytes
 from protos.errors import OperatorError, SwarmentumError
 from protos.json_line import print_json
@@ -112,7 +112,7 @@ def evaluated(folder: Path, python: str | None, options: list[str]) -> dict[str,
 
 def _refuse_kernels(file: Path) -> None:
     """Raises OperatorError for a configuration that would have transformers fetch code."""
-    from node.model.kernels import foreign_attention
+    from node.model.attention import foreign_attention
 
     try:
         config = json.loads(file.read_bytes())

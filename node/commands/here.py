@@ -20,7 +20,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 """For runs that name nothing of the hub: no library asks there."""
 
 
-class Here:
+class LocalProcesses:
     """Starts the processes; `processes` ends them."""
 
     def __init__(self, processes: Processes, homes: Path) -> None:

@@ -239,13 +239,13 @@ def _take_part(
     with many_imports():
         from node.app import Outcome
         from node.app import join as join_run
+    from node.admission.consent import MachineRequest, must_ask
     from node.commands import person
-    from node.commands.consent import Request, must_ask
     from node.control import words
     from node.full_disk import outlasting
     from node.ranks.launch import launched
 
-    def agree(asked: Request) -> None:
+    def agree(asked: MachineRequest) -> None:
         if not as_json:
             person.show(asked)
         if must_ask(asked, settings, can_ask=not as_json and person.can_be_asked()):

@@ -16,7 +16,7 @@ from protos.pasted import PASTED_CHARACTERS_MAX
 from protos.toml_file import WRITTEN
 
 if TYPE_CHECKING:
-    from node.commands.consent import Request
+    from node.admission.consent import MachineRequest
 
 STDIN = "-"
 COLUMNS_MIN = 40
@@ -57,7 +57,7 @@ def can_be_asked() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def show(asked: Request) -> None:
+def show(asked: MachineRequest) -> None:
     """On stderr: stdout is for results."""
     print("\n".join(asked.lines()), file=sys.stderr, flush=True)
 
@@ -69,11 +69,11 @@ def fitted(line: str) -> str:
     return textwrap.fill(line, max(os.get_terminal_size(sys.stdout.fileno()).columns, COLUMNS_MIN))
 
 
-def agreed_before(asked: Request) -> None:
+def agreed_before(asked: MachineRequest) -> None:
     """The person has agreed to this run already: a peer takes part again after its disk was full."""
 
 
-def ask(asked: Request) -> None:
+def ask(asked: MachineRequest) -> None:
     """Ask the person to join. Raises StoppedError unless the answer is yes; an empty line is a yes."""
     print("Join this run? [Y/n] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()

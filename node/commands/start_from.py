@@ -17,10 +17,10 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from node.admission.consent import check_code
 from node.archive import files
 from node.assemble import PIECES, folder_of
-from node.commands import hub
-from node.commands.consent import check_code
+from node.commands import hugging_face
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.model.spec import ModelError, ModelSpec, build
@@ -61,9 +61,9 @@ def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> 
     """
     check_code(config, settings.allow_code)
     source = ""
-    if hub.is_hub_id(str(model)):
-        found = hub.download(str(model))
-        model, source = found.folder, f"{found.repo_id}{hub.REVISION_MARK}{found.revision}"
+    if hugging_face.is_hub_id(str(model)):
+        found = hugging_face.download(str(model))
+        model, source = found.folder, f"{found.repo_id}{hugging_face.REVISION_MARK}{found.revision}"
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
     if spec.config is not None and "vocab_size" not in spec.config:
         spec = replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from node.commands import hub
+from node.commands import hugging_face
 from protos.errors import SwarmentumError
 
 
@@ -47,6 +47,6 @@ class Uploads:
                     return
                 (path, step), self._waiting = self._waiting, None
             try:
-                self._done(path, step, hub.push(path, self._repo_id, public=self._public))
+                self._done(path, step, hugging_face.push(path, self._repo_id, public=self._public))
             except SwarmentumError as error:
                 self._log.warning("the export is not on the hub", step=step, why=str(error))

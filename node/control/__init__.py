@@ -1,4 +1,4 @@
 """How the owner steers a running peer: pause, resume, finish, leave, and what the peer tells.
 
-Only `commands.py` knows the trainer; the rest knows no torch and no run: the commands of the owner load it in a moment.
+Nothing here knows the trainer, torch or a run: the commands of the owner load in a moment. `node/owner_commands.py` answers.
 """

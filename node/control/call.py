@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from node.control.door import DOOR_FILE
+from node.control.control_server import DOOR_FILE
 from protos.errors import NetworkError, OperatorError
 
 CALL_SECONDS_MAX = 10.0

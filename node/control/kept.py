@@ -16,7 +16,7 @@ FIRST_SECONDS_MAX = 0.5
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class CachedAnswer(Generic[T]):
     """The last answer of `ask`; at most one thread asks at a time, and at most once in `seconds`."""
 
     def __init__(self, ask: Callable[[], T], seconds: float) -> None:

@@ -16,7 +16,7 @@ STEP_EVENT = "step"
 UNSAID = ("event", "level", "timestamp", "peer", "step", "exc_info", "exception")
 
 
-class Recent:
+class RecentLogLines:
     """A structlog processor: it keeps what passes, and changes nothing."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from node.data.begun import Begun, begun, close, save
 from node.data.encoder import Encoder
 from node.data.errors import DataError
-from node.data.manifest import MANIFEST, SHARDS_MAX, Manifest, Shard, sha256_of
+from node.data.manifest import MANIFEST, SHARDS_MAX, Shard, ShardManifest, sha256_of
 from node.data.shuffle import SHUFFLED_TOKENS, shuffled
 from node.data.sources import HUB, Source, documents
 from node.data.survey import survey
@@ -87,7 +87,7 @@ def build(
         reading = texts_.reading()
         reading.check(source.place, allowed=allow_left_out, how=HOW)
         left_out, dtype = tuple(reading.counts().items()), texts_.encoder.dtype.name
-        manifest = Manifest(name, fingerprint, tokenizer.vocabulary, dtype, tuple(made), source.place, left_out)
+        manifest = ShardManifest(name, fingerprint, tokenizer.vocabulary, dtype, tuple(made), source.place, left_out)
         encoded = manifest.encode()
         write_bytes(folder / MANIFEST, encoded)
         close(folder)

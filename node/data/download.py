@@ -19,7 +19,7 @@ import httpx
 
 from node.data.errors import DataError
 from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
-from node.data.shelf import PART, matches
+from node.data.shard_cache import PART, matches
 from protos.errors import NetworkError
 from protos.version import software_version
 from protos.waits import Waits

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.errors import TokenizerError
-from node.data.tally import Reason, Tally
+from node.data.tally import LeftOutReason, Tally
 from node.data.tokenizer import ByteTokenizer, Fate, Tokenizer, control_pattern
 
 CONTROL_NOTE: Final = (
@@ -72,7 +72,7 @@ class Encoder:
                 self.tally.note(SPACE_NOTE, count)
             else:
                 name = f"{place}: {character!r} (U+{ord(character):04X})"
-                self.tally.leave(Reason.DROPPED, name, count * len(character.encode()), count=count)
+                self.tally.leave(LeftOutReason.DROPPED, name, count * len(character.encode()), count=count)
 
     def seen(self, ids: npt.NDArray[Any], characters: int, place: object) -> None:
         """Count the unknown tokens among the ids of a text."""
@@ -80,7 +80,7 @@ class Encoder:
             return
         if count := int(np.count_nonzero(ids == self.tokenizer.unknown)):
             size = count * characters // max(len(ids), 1)
-            self.tally.leave(Reason.UNKNOWN_TOKEN, str(place), size, count=count)
+            self.tally.leave(LeftOutReason.UNKNOWN_TOKEN, str(place), size, count=count)
 
     def _fate(self, character: str) -> Fate:
         """A line break may be dropped between two words only."""

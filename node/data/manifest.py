@@ -40,7 +40,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ShardManifest:
     """A set of shards. `tokenizer_sha256`: of the tokenizer's description, which differs if two encode differently."""
 
     tokenizer: str
@@ -75,7 +75,7 @@ def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def parse(data: bytes, place: str) -> Manifest:
+def parse(data: bytes, place: str) -> ShardManifest:
     """The manifest that `data` is. `place` is for the error. Raises DataError."""
     try:
         if len(data) > MANIFEST_BYTES_MAX:
@@ -90,7 +90,7 @@ def parse(data: bytes, place: str) -> Manifest:
         raise DataError(f"data: {place} is no manifest of token shards: {why}") from error
 
 
-def _manifest(values: dict[str, Any]) -> Manifest:
+def _manifest(values: dict[str, Any]) -> ShardManifest:
     dtype, shards = values["dtype"], values["shards"]
     if dtype not in TOKEN_TYPES:
         raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(TOKEN_TYPES)}")
@@ -99,7 +99,7 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     made = tuple(_shard(values, np.dtype(dtype).itemsize) for values in shards)
     if len({shard.name for shard in made}) < len(made):
         raise ValueError("two shards have one name")
-    return Manifest(
+    return ShardManifest(
         _text(values, "tokenizer"),
         _hash(values, "tokenizer_sha256"),
         _count(values, "vocabulary", 1 << 32),

@@ -17,7 +17,7 @@ from node.data.errors import DataError
 from node.data.permutation import permute
 from node.data.samples import BATCH_SAMPLES_MAX, Batch, Samples
 from protos.assignment import Range
-from protos.mixture import BLOCK, Phase
+from protos.mixture import BLOCK, MixturePhase
 
 BLOCKS_KEPT: Final = 64
 SALT: Final = 0x6D6978
@@ -29,7 +29,7 @@ Places = npt.NDArray[np.int64]
 class MixedSamples(Samples):
     """Training and validation windows over several sources."""
 
-    def __init__(self, sources: Sequence[Samples], phases: Sequence[Phase], seed: int) -> None:
+    def __init__(self, sources: Sequence[Samples], phases: Sequence[MixturePhase], seed: int) -> None:
         contexts = {source.context for source in sources}
         if len(contexts) != 1 or len(sources) != len(phases[0].quotas):
             raise DataError(f"data.mix: {len(sources)} sources with contexts {sorted(contexts)}, expected one context")

@@ -12,7 +12,7 @@ SLOW_STEPS: Final = 5
 SLOW_SECONDS: Final = 1.0
 
 
-class Source:
+class PacedSamples:
     """One peer's source of samples. A source is slow if reading took more than SLOW_PART of the time of SLOW_STEPS gradients,
     and more than SLOW_SECONDS."""
 

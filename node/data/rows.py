@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from node.data.tally import Reason, Tally
+from node.data.tally import LeftOutReason, Tally
 from node.data.unpack import PackedError, Unpacked, opened
 
 JSON_LINES: Final = (".jsonl", ".ndjson")
@@ -30,7 +30,7 @@ BOM_BYTES: Final = BOM.encode()
 class RowError(ValueError):
     """A row that is skipped. The text says what is wrong."""
 
-    def __init__(self, reason: Reason, words: str) -> None:
+    def __init__(self, reason: LeftOutReason, words: str) -> None:
         super().__init__(words)
         self.reason = reason
 
@@ -40,21 +40,21 @@ def text_of(row: object, column: str, place: str) -> str:
     if not isinstance(row, dict) or column not in row:
         found = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
         raise RowError(
-            Reason.NO_COLUMN, f"{place} has no {column!r}; it has {found}: name a column of text with --column"
+            LeftOutReason.NO_COLUMN, f"{place} has no {column!r}; it has {found}: name a column of text with --column"
         )
     text = row[column]
     if not isinstance(text, str):
         found = "null" if text is None else type(text).__name__
-        raise RowError(Reason.NOT_TEXT, f"{place}: {column!r} is {found}, expected text")
+        raise RowError(LeftOutReason.NOT_TEXT, f"{place}: {column!r} is {found}, expected text")
     text = text.removeprefix(BOM)
     if not text:
-        raise RowError(Reason.EMPTY, place)
+        raise RowError(LeftOutReason.EMPTY, place)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         raise RowError(
-            Reason.BROKEN_ROW, f"{place}: {column!r} has half a character (U+{code:04X}) at {error.start}"
+            LeftOutReason.BROKEN_ROW, f"{place}: {column!r} has half a character (U+{code:04X}) at {error.start}"
         ) from error
     return text
 
@@ -76,18 +76,20 @@ class Rows:
             self.bad(error.reason, str(error), size)
             return None
         except (ValueError, RecursionError) as error:  # of `json`, and of bytes that are no UTF-8
-            self.bad(Reason.BROKEN_ROW, f"{place} is no {self.form}: {error}", size)
+            self.bad(LeftOutReason.BROKEN_ROW, f"{place} is no {self.form}: {error}", size)
             return None
         self._good += 1
         return text
 
-    def bad(self, reason: Reason, words: str, size: int) -> None:
+    def bad(self, reason: LeftOutReason, words: str, size: int) -> None:
         """Leave a row out."""
         self._tally.leave(reason, words, size)
         self._bad += reason.lost
         self.hopeless = not self._good and self._bad >= BAD_ROWS_MAX
 
-    def end(self, why: str, unpacked: Unpacked | None, size: int, reason: Reason = Reason.DAMAGED) -> None:
+    def end(
+        self, why: str, unpacked: Unpacked | None, size: int, reason: LeftOutReason = LeftOutReason.DAMAGED
+    ) -> None:
         """The file ends before its end; `size` bytes of it, or what the unpacker has not read, are left out."""
         self._tally.leave(reason, f"{self.path} {why}", size if unpacked is None else unpacked.unread)
 
@@ -102,14 +104,14 @@ def json_lines(path: Path, column: str, tally: Tally) -> Iterator[str]:
                 place = f"{path}, line {number}"
                 if len(line) > LINE_BYTES_MAX:
                     size = len(line) + _skip_line(file, line)
-                    rows.bad(Reason.TOO_LARGE, f"{place} has more than {LINE_BYTES_MAX >> 20} MiB", size)
+                    rows.bad(LeftOutReason.TOO_LARGE, f"{place} has more than {LINE_BYTES_MAX >> 20} MiB", size)
                 elif line.strip():
                     text = rows.text(lambda line=line: _parsed(line, column), place, len(line))  # type: ignore[misc]
                     if text is not None:
                         yield text
                 if rows.hopeless:
                     rest = path.stat().st_size - file.tell() if unpacked is None else 0
-                    rows.end(f"has no good row in its first {number:,} lines", unpacked, rest, Reason.BROKEN_ROW)
+                    rows.end(f"has no good row in its first {number:,} lines", unpacked, rest, LeftOutReason.BROKEN_ROW)
                     return
         except PackedError as error:
             rows.end(f"breaks off after line {number}: {error}", unpacked, 0)
@@ -164,7 +166,12 @@ def _list(path: Path, column: str, tally: Tally) -> Iterator[str]:
     with opened(path) as (file, _):
         data = file.read(JSON_BYTES_MAX + 1)
     if len(data) > JSON_BYTES_MAX:
-        rows.end(f"has more than {JSON_BYTES_MAX >> 20} MiB; write it as JSON Lines", None, len(data), Reason.TOO_LARGE)
+        rows.end(
+            f"has more than {JSON_BYTES_MAX >> 20} MiB; write it as JSON Lines",
+            None,
+            len(data),
+            LeftOutReason.TOO_LARGE,
+        )
         return
     try:
         found = json.loads(data.removeprefix(BOM_BYTES), object_pairs_hook=lambda pairs: _checked(pairs, column))
@@ -197,7 +204,7 @@ def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
                 yield from _fields(found, names, rows, lines)
                 return
             words = f"has no column {column!r}; it has {', '.join(names)}: name one with --column"
-            rows.end(words, None, path.stat().st_size, Reason.NO_COLUMN if names else Reason.EMPTY)
+            rows.end(words, None, path.stat().st_size, LeftOutReason.NO_COLUMN if names else LeftOutReason.EMPTY)
         except csv.Error as error:
             rows.end(f"has no line of names: {error}", None, path.stat().st_size)
         except PackedError as error:
@@ -231,7 +238,7 @@ def _fields(found: Any, names: list[str], rows: Rows, lines: _Lines) -> Iterator
             return
         place, size = f"{rows.path}, line {first}", lines.characters - before
         if why:
-            rows.bad(Reason.BROKEN_ROW, f"{place} {why}", size)
+            rows.bad(LeftOutReason.BROKEN_ROW, f"{place} {why}", size)
         elif fields:
             row = dict(zip(names, fields, strict=True))
             text = rows.text(lambda row=row: row, place, size)  # type: ignore[misc]

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.errors import DataError
-from node.data.files import FileTokens
 from node.data.permutation import permute
+from node.data.token_file import FileTokens
 from node.data.tokens import Tokens
 from protos.assignment import Range, split_samples
 

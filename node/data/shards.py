@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.errors import DataError
-from node.data.files import FileTokens
-from node.data.manifest import Manifest
+from node.data.manifest import ShardManifest
 from node.data.permutation import permute
 from node.data.samples import BATCH_SAMPLES_MAX, HELD_OUT_FRACTION, Batch, Samples
+from node.data.token_file import FileTokens
 from protos.assignment import Range
 
 AHEAD_SHARDS: Final = 1
@@ -30,7 +30,7 @@ EPOCHS_KEPT: Final = 4
 Places = npt.NDArray[np.int64]
 
 
-class Shelf(Protocol):
+class ShardStore(Protocol):
     """Where the shards are."""
 
     def tokens(self, shard: int) -> FileTokens | None:
@@ -46,7 +46,7 @@ class Shelf(Protocol):
 class ShardedSamples(Samples):
     """Training and validation windows over shards."""
 
-    def __init__(self, manifest: Manifest, shelf: Shelf, context: int, seed: int) -> None:
+    def __init__(self, manifest: ShardManifest, shelf: ShardStore, context: int, seed: int) -> None:
         if context < 1:
             raise DataError(f"data.context = {context}: expected at least 1 token")
         counts = np.array([(shard.tokens - 1) // context for shard in manifest.shards], dtype=np.int64)

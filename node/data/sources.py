@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
 
+from node.data.arrow_rows import ARROW, PARQUET, arrow, parquet
 from node.data.errors import DataError
 from node.data.rows import BOM_BYTES, JSON, JSON_LINES, TABLES, Rows, json_lines, json_rows, table
 from node.data.splits import ALL, chosen
-from node.data.tables import ARROW, PARQUET, arrow, parquet
-from node.data.tally import Reason, Tally
+from node.data.tally import LeftOutReason, Tally
 from node.data.unpack import PackedError, inner_name, opened
 from node.data.walk import file_size, mode_of, walk
 
@@ -154,7 +154,7 @@ def _of_files(files: list[Path], source: Source, tally: Tally) -> Iterator[Docum
                 check_text(path)
             document = _plain(path, tally)
         except (OSError, PackedError) as error:
-            reason = Reason.DAMAGED if isinstance(error, PackedError) else Reason.UNREADABLE
+            reason = LeftOutReason.DAMAGED if isinstance(error, PackedError) else LeftOutReason.UNREADABLE
             why = str(error) if isinstance(error, PackedError) else error.strerror
             tally.leave(reason, f"{path}: {why}", file_size(path))
             continue
@@ -170,10 +170,10 @@ def _reader(path: Path, column: str, tally: Tally) -> Iterator[str] | None:
     if suffix not in _READERS:
         return None
     if path.stat().st_size == 0:
-        tally.leave(Reason.EMPTY, path)
+        tally.leave(LeftOutReason.EMPTY, path)
         return iter(())
     if (words := _pointer(path)) is not None:
-        tally.leave(Reason.POINTER, words)
+        tally.leave(LeftOutReason.POINTER, words)
         return iter(())
     return _READERS[suffix](path, column, tally)
 
@@ -191,10 +191,10 @@ def _pointer(path: Path) -> str | None:
 def _plain(path: Path, tally: Tally) -> Document | None:
     """A text file, or None for one that is left out. Raises OSError and PackedError."""
     if path.suffix.lower() in ARCHIVES or PurePath(inner_name(path)).suffix in ARCHIVES:
-        tally.leave(Reason.PACKED, path, path.stat().st_size)
+        tally.leave(LeftOutReason.PACKED, path, path.stat().st_size)
         return None
     if (words := _pointer(path)) is not None:
-        tally.leave(Reason.POINTER, words)
+        tally.leave(LeftOutReason.POINTER, words)
         return None
     with opened(path) as (file, unpacked):
         data = file.read(SNIFF_BYTES)
@@ -215,20 +215,20 @@ def _all(file: object, most: int) -> bytes:
     return bytes(found)
 
 
-def _wrong(data: bytes) -> tuple[Reason, str] | None:
+def _wrong(data: bytes) -> tuple[LeftOutReason, str] | None:
     """Why bytes are no text, with words; None if they are."""
     if not data.removeprefix(BOM_BYTES):
-        return Reason.EMPTY, "is empty"
+        return LeftOutReason.EMPTY, "is empty"
     if data.startswith(UTF16_MARKS):
-        return Reason.NOT_UTF8, "is UTF-16"
+        return LeftOutReason.NOT_UTF8, "is UTF-16"
     if b"\0" in data:
-        return Reason.BINARY, "is binary"
+        return LeftOutReason.BINARY, "is binary"
     if len(data) > DOCUMENT_BYTES_MAX:
-        return Reason.TOO_LARGE, f"has more than {DOCUMENT_BYTES_MAX >> 20} MiB"
+        return LeftOutReason.TOO_LARGE, f"has more than {DOCUMENT_BYTES_MAX >> 20} MiB"
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        return Reason.NOT_UTF8, f"has byte 0x{data[error.start]:02x} at offset {error.start}"
+        return LeftOutReason.NOT_UTF8, f"has byte 0x{data[error.start]:02x} at offset {error.start}"
     return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-from node.data.tally import Reason
+from node.data.tally import LeftOutReason
 
 ALL: Final = "all"
 """The split that is the whole folder."""
@@ -29,7 +29,7 @@ ABOUT_NAMES: Final = frozenset(
 ABOUT_SUFFIXES: Final = ("", ".md", ".txt", ".rst", ".json", ".cff", ".yaml", ".yml", ".csv", ".html")
 
 
-def chosen(names: Sequence[PurePath], rows: Sequence[bool], split: str, root: str) -> list[Reason | None]:
+def chosen(names: Sequence[PurePath], rows: Sequence[bool], split: str, root: str) -> list[LeftOutReason | None]:
     """For each file, relative to its folder, why it is left out. `rows`: whether the file has rows, not plain text.
 
     `root`: the folder's own name.
@@ -37,17 +37,17 @@ def chosen(names: Sequence[PurePath], rows: Sequence[bool], split: str, root: st
     marks = [split_of(name, has_rows) for name, has_rows in zip(names, rows, strict=True)]
     folders = {folder for name, has_rows in zip(names, rows, strict=True) if has_rows for folder in name.parents}
     return [
-        Reason.ABOUT
+        LeftOutReason.ABOUT
         if name.parent in folders and not has_rows and is_about(name, name.parent.name or root)
         else _of_split(mark, has_rows, SPLITS.get(split, split), marks)
         for name, mark, has_rows in zip(names, marks, rows, strict=True)
     ]
 
 
-def _of_split(mark: str, has_rows: bool, split: str, marks: Sequence[str]) -> Reason | None:
+def _of_split(mark: str, has_rows: bool, split: str, marks: Sequence[str]) -> LeftOutReason | None:
     """A text file is of another split only if files of the wanted one are there, too."""
     other = mark not in ("", split) and split != ALL
-    return Reason.SPLIT if other and (has_rows or split in marks) else None
+    return LeftOutReason.SPLIT if other and (has_rows or split in marks) else None
 
 
 def split_of(name: PurePath, has_rows: bool) -> str:

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from node.data.corpus import is_tokens
 from node.data.encoder import Encoder
-from node.data.manifest import MANIFEST, Manifest
-from node.data.shelf import manifest_of
+from node.data.manifest import MANIFEST, ShardManifest
+from node.data.shard_cache import manifest_of
 from node.data.sources import HUB, Source, documents, files_of, has_rows
-from node.data.tally import ALLOW, SHARE_MAX, Reading, Reason, Tally
+from node.data.tally import ALLOW, SHARE_MAX, LeftOutReason, Reading, Tally
 from node.data.tokenizer import Tokenizer
 from node.data.tokens import parts_of
 from node.data.walk import file_size
@@ -65,9 +65,9 @@ def look_at(source: Source) -> Survey:
     return survey(source)
 
 
-def left_out_of(manifest: Manifest) -> tuple[str, ...]:
+def left_out_of(manifest: ShardManifest) -> tuple[str, ...]:
     """What was left out when a set of shards was built, for people."""
-    words = {reason.key: reason.words for reason in Reason}
+    words = {reason.key: reason.words for reason in LeftOutReason}
     told = [f"{count:,} {words.get(key, key)}" for key, count in manifest.left_out]
     return (f"left out when the shards were built: {'; '.join(told)}",) if told else ()
 

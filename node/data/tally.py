@@ -21,7 +21,7 @@ EXAMPLE_CHARACTERS_MAX: Final = 200
 ALLOW: Final = "--allow-left-out"
 
 
-class Reason(Enum):
+class LeftOutReason(Enum):
     """Why something is left out: words, and whether text is lost. What is not lost does not count towards SHARE_MAX."""
 
     NOT_UTF8 = ("not UTF-8", True)
@@ -59,15 +59,15 @@ class Reason(Enum):
 
 
 REMEDIES: Final = {
-    Reason.NOT_UTF8: "convert it with `iconv -t utf-8`",
-    Reason.PACKED: "unpack it, or pack it with gzip or zstd",
-    Reason.DAMAGED: "copy it again from where it comes from",
-    Reason.TOO_LARGE: "divide it with `split --line-bytes`",
-    Reason.UNREADABLE: "make it readable",
-    Reason.OUTSIDE: "copy the files into the folder, or name the folder that has them",
-    Reason.POINTER: "get the files with `git lfs pull` or `git annex get`",
-    Reason.NO_COLUMN: "name the column with --column of `swarmentum data build`",
-    Reason.NOT_TEXT: "name the column with --column of `swarmentum data build`",
+    LeftOutReason.NOT_UTF8: "convert it with `iconv -t utf-8`",
+    LeftOutReason.PACKED: "unpack it, or pack it with gzip or zstd",
+    LeftOutReason.DAMAGED: "copy it again from where it comes from",
+    LeftOutReason.TOO_LARGE: "divide it with `split --line-bytes`",
+    LeftOutReason.UNREADABLE: "make it readable",
+    LeftOutReason.OUTSIDE: "copy the files into the folder, or name the folder that has them",
+    LeftOutReason.POINTER: "get the files with `git lfs pull` or `git annex get`",
+    LeftOutReason.NO_COLUMN: "name the column with --column of `swarmentum data build`",
+    LeftOutReason.NOT_TEXT: "name the column with --column of `swarmentum data build`",
 }
 
 
@@ -79,7 +79,7 @@ class LeftOutError(DataError):
 class Left:
     """What one reason left out. `examples`: the first few, each with its place."""
 
-    reason: Reason
+    reason: LeftOutReason
     count: int
     size: int
     examples: tuple[str, ...]
@@ -151,7 +151,7 @@ class Reading:
         raise LeftOutError("\n".join([first, *told, f"To go on without it, {how}.", *todo]))
 
 
-_OF_TOKENS: Final = (Reason.UNKNOWN_TOKEN, Reason.DROPPED)
+_OF_TOKENS: Final = (LeftOutReason.UNKNOWN_TOKEN, LeftOutReason.DROPPED)
 """Their size is in bytes of text that was read, so they are no part of what was left unread."""
 
 
@@ -164,14 +164,14 @@ class Tally:
     size: int = 0
     notes: dict[str, int] = field(default_factory=dict)
     """Sentences with `{}` for a count."""
-    _left: dict[Reason, tuple[int, int, list[str]]] = field(default_factory=dict)
+    _left: dict[LeftOutReason, tuple[int, int, list[str]]] = field(default_factory=dict)
 
     def took(self, size: int) -> None:
         """A document of `size` bytes was read."""
         self.documents += 1
         self.size += size
 
-    def leave(self, reason: Reason, place: str | Path, size: int = 0, *, count: int = 1) -> None:
+    def leave(self, reason: LeftOutReason, place: str | Path, size: int = 0, *, count: int = 1) -> None:
         """`place`: the file, and the row if it is one, with what is wrong. `size`: bytes, as far as they are known."""
         known, bytes_, examples = self._left.get(reason, (0, 0, []))
         if len(examples) < EXAMPLES_KEPT and str(place):
@@ -201,13 +201,15 @@ class Tally:
     def restored(cls, values: dict[str, Any]) -> Tally:
         """The tally that `saved` was called of."""
         left = {
-            Reason[key.upper()]: (count, size, list(examples))
+            LeftOutReason[key.upper()]: (count, size, list(examples))
             for key, (count, size, examples) in values["left"].items()
         }
         return cls(notes=dict(values["notes"]), _left=left)
 
     def reading(self, *, whole: bool = True) -> Reading:
         """The counts so far."""
-        left = tuple(Left(why, *self._left[why][:2], tuple(self._left[why][2])) for why in Reason if why in self._left)
+        left = tuple(
+            Left(why, *self._left[why][:2], tuple(self._left[why][2])) for why in LeftOutReason if why in self._left
+        )
         notes = tuple(words.format(f"{count:,}") for words, count in self.notes.items())
         return Reading(self.files, self.documents, self.size, left, notes, whole)

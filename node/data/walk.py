@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from node.data.errors import DataError
-from node.data.tally import Reason, Tally
+from node.data.tally import LeftOutReason, Tally
 
 RUBBISH_NAMES: Final = frozenset(
     {"__macosx", "__pycache__", "thumbs.db", "desktop.ini", "ehthumbs.db", "$recycle.bin", "system volume information",
@@ -47,13 +47,13 @@ def walk(root: Path, tally: Tally, skipped: frozenset[str] = frozenset()) -> lis
     files, links = list[Path](), list[Path]()
 
     def unreadable(error: OSError) -> None:
-        tally.leave(Reason.UNREADABLE, f"{error.filename}: {error.strerror}")
+        tally.leave(LeftOutReason.UNREADABLE, f"{error.filename}: {error.strerror}")
 
     for folder, below, names in os.walk(root, onerror=unreadable):
         here = Path(folder)
         if here != root and is_set(here):
             below.clear()
-            tally.leave(Reason.OWN, here)
+            tally.leave(LeftOutReason.OWN, here)
             continue
         names += [name for name in below if is_link(here / name)]
         below[:] = [name for name in _folders(here, below, tally) if name not in skipped]
@@ -69,15 +69,15 @@ def walk(root: Path, tally: Tally, skipped: frozenset[str] = frozenset()) -> lis
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
-def reason_of_name(name: str) -> Reason | None:
+def reason_of_name(name: str) -> LeftOutReason | None:
     """Why a file or folder of this name is left out; None if it is not."""
     low = name.lower()
     if low in RUBBISH_NAMES or any(fnmatch.fnmatchcase(low, pattern) for pattern in RUBBISH_PATTERNS):
-        return Reason.RUBBISH
+        return LeftOutReason.RUBBISH
     if name.startswith("."):
-        return Reason.HIDDEN
+        return LeftOutReason.HIDDEN
     if any(fnmatch.fnmatchcase(low, pattern) for pattern in PARTIAL_PATTERNS):
-        return Reason.PARTIAL
+        return LeftOutReason.PARTIAL
     return None
 
 
@@ -99,7 +99,7 @@ def _folders(here: Path, below: list[str], tally: Tally) -> Iterator[str]:
         if is_link(here / name) or (of_cache and name in (BLOBS, REFS, NO_EXIST)):
             continue
         if revision not in (None, name):
-            tally.leave(Reason.REVISION, here / name)
+            tally.leave(LeftOutReason.REVISION, here / name)
         elif (why := reason_of_name(name)) is not None:
             tally.leave(why, here / name)
         else:
@@ -127,12 +127,12 @@ def _regular(files: list[Path], tally: Tally) -> Iterator[Path]:
         try:
             mode = path.lstat().st_mode
         except OSError as error:
-            tally.leave(Reason.UNREADABLE, f"{path}: {error.strerror}")
+            tally.leave(LeftOutReason.UNREADABLE, f"{path}: {error.strerror}")
             continue
         if stat.S_ISREG(mode):
             yield path
         else:
-            tally.leave(Reason.SPECIAL, path)
+            tally.leave(LeftOutReason.SPECIAL, path)
 
 
 def _linked(root: Path, files: list[Path], links: list[Path], tally: Tally) -> Iterator[Path]:
@@ -142,14 +142,14 @@ def _linked(root: Path, files: list[Path], links: list[Path], tally: Tally) -> I
     for path in sorted(links):
         target = Path(os.path.realpath(path))
         if not target.exists():
-            pointer = Reason.POINTER if ".git/annex/" in os.fspath(path.readlink()) else Reason.DANGLING
+            pointer = LeftOutReason.POINTER if ".git/annex/" in os.fspath(path.readlink()) else LeftOutReason.DANGLING
             tally.leave(pointer, f"{path} -> {path.readlink()}")
         elif target in known or (target.is_dir() and target.is_relative_to(homes[0])):
-            tally.leave(Reason.LINK, path)
+            tally.leave(LeftOutReason.LINK, path)
         elif not any(target.is_relative_to(home) for home in homes):
-            tally.leave(Reason.OUTSIDE, f"{path} -> {target}", file_size(target))
+            tally.leave(LeftOutReason.OUTSIDE, f"{path} -> {target}", file_size(target))
         elif not target.is_file():
-            tally.leave(Reason.SPECIAL, path)
+            tally.leave(LeftOutReason.SPECIAL, path)
         else:
             known.add(target)
             yield path

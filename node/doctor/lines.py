@@ -12,9 +12,9 @@ from enum import Enum
 from typing import Any
 
 from node.control.words import things
-from node.doctor.facts import Devices, Fault, Here, OwnText
+from node.doctor.doctor_facts import Devices, Fault, Here, OwnText
 from node.donor.conditions import State
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from protos.amounts import amount
 from protos.wall_clock import SET_IT
 
@@ -25,7 +25,7 @@ MEMORY_BYTES_MIN = 2 * 10**9
 TORCH_PAGE = "https://pytorch.org/get-started/locally"
 
 
-class Verdict(Enum):
+class Severity(Enum):
     """How good a fact is."""
 
     OK = "ok"
@@ -39,7 +39,7 @@ class Line:
     """One fact for people and programs."""
 
     name: str
-    verdict: Verdict
+    verdict: Severity
     text: str
     todo: str = ""
     """What to do; empty: nothing."""
@@ -49,18 +49,18 @@ class Line:
         return asdict(self) | {"verdict": self.verdict.value}
 
 
-def worst(lines: Sequence[Line]) -> Verdict:
+def worst(lines: Sequence[Line]) -> Severity:
     """A problem before a warning before the rest."""
     found = {line.verdict for line in lines}
-    for verdict in (Verdict.PROBLEM, Verdict.WARNING):
+    for verdict in (Severity.PROBLEM, Severity.WARNING):
         if verdict in found:
             return verdict
-    return Verdict.OK
+    return Severity.OK
 
 
 def unknown(name: str, fault: Fault, todo: str = "") -> Line:
     """A fact that was not found."""
-    return Line(name, Verdict.UNKNOWN, fault.why, todo)
+    return Line(name, Severity.UNKNOWN, fault.why, todo)
 
 
 def device(found: Devices | Fault) -> Line:
@@ -68,13 +68,13 @@ def device(found: Devices | Fault) -> Line:
     if isinstance(found, Fault):
         return unknown("device", found)
     if found.fault:
-        return Line("device", Verdict.PROBLEM, found.fault, "Leave --device out, or name a device of this machine.")
+        return Line("device", Severity.PROBLEM, found.fault, "Leave --device out, or name a device of this machine.")
     if found.chosen != "cpu":
-        return Line("device", Verdict.OK, f"{found.chosen}, {found.name}" if found.name else found.chosen)
+        return Line("device", Severity.OK, f"{found.chosen}, {found.name}" if found.name else found.chosen)
     idle = [card for card in found.cards if card in ("NVIDIA", "AMD")]
     text = f"the processor, {things(found.threads, 'thread')}"
     if not idle or len(found.present) > 1:  # the person chose the processor
-        return Line("device", Verdict.OK, text)
+        return Line("device", Severity.OK, text)
     return _idle_card(idle[0], found, text)
 
 
@@ -85,16 +85,16 @@ def _idle_card(card: str, found: Devices, text: str) -> Line:
     if not found.build.startswith(wanted):
         return Line(
             "device",
-            Verdict.WARNING,
+            Severity.WARNING,
             f"{text}; there is an {card} graphics card, but torch {found.torch} is a {found.build.upper()} build",
             f"Install a {kind} build of torch into this environment: {TORCH_PAGE} shows the command.",
         )
     if card == "NVIDIA" and not found.driver:
         todo = "Install the NVIDIA driver of your system, and start the machine again."
-        return Line("device", Verdict.WARNING, f"{text}; there is an NVIDIA graphics card without a driver", todo)
+        return Line("device", Severity.WARNING, f"{text}; there is an NVIDIA graphics card without a driver", todo)
     return Line(
         "device",
-        Verdict.WARNING,
+        Severity.WARNING,
         f"{text}; torch {found.torch} ({found.build}) cannot use the {card} graphics card",
         f"Upgrade the driver (now {found.driver or 'unknown'}), or install a build of torch for it: {TORCH_PAGE}",
     )
@@ -105,8 +105,8 @@ def driver(found: Devices | Fault) -> Line | None:
     if isinstance(found, Fault) or "NVIDIA" not in found.cards:
         return None
     if found.driver:
-        return Line("driver", Verdict.OK, f"NVIDIA driver {found.driver}")
-    return Line("driver", Verdict.WARNING, "no NVIDIA driver is loaded", "Install the NVIDIA driver of your system.")
+        return Line("driver", Severity.OK, f"NVIDIA driver {found.driver}")
+    return Line("driver", Severity.WARNING, "no NVIDIA driver is loaded", "Install the NVIDIA driver of your system.")
 
 
 def memory(found: Devices | Fault) -> Line:
@@ -117,8 +117,8 @@ def memory(found: Devices | Fault) -> Line:
         return unknown("memory", Fault("the system does not say"))
     text = f"{amount(found.room.free)} free of {amount(found.room.total)} ({found.chosen or 'cpu'})"
     if found.room.free < MEMORY_BYTES_MIN:
-        return Line("memory", Verdict.WARNING, text, "Close other programs: small runs need about 2 GB.")
-    return Line("memory", Verdict.OK, text)
+        return Line("memory", Severity.WARNING, text, "Close other programs: small runs need about 2 GB.")
+    return Line("memory", Severity.OK, text)
 
 
 def disk(found: Here | Fault) -> Line:
@@ -127,8 +127,8 @@ def disk(found: Here | Fault) -> Line:
         return unknown("disk", found)
     text = f"{amount(found.disk_free)} free at {found.home}"
     if found.disk_free < DISK_BYTES_MIN:
-        return Line("disk", Verdict.WARNING, text, "Delete files, or take a folder on another disk (--home).")
-    return Line("disk", Verdict.OK, text)
+        return Line("disk", Severity.WARNING, text, "Delete files, or take a folder on another disk (--home).")
+    return Line("disk", Severity.OK, text)
 
 
 def clock(found: Here | Fault) -> Line:
@@ -140,10 +140,10 @@ def clock(found: Here | Fault) -> Line:
     if found.clock_kept is None:
         return unknown("clock", Fault("the system does not say whether it keeps the clock right"))
     if found.clock_kept:
-        return Line("clock", Verdict.OK, "the system keeps the clock right")
+        return Line("clock", Severity.OK, "the system keeps the clock right")
     return Line(
         "clock",
-        Verdict.WARNING,
+        Severity.WARNING,
         "nothing keeps the clock right; times in logs may be wrong, a run does not depend on them",
         "Turn on automatic time in the system settings.",
     )
@@ -152,7 +152,7 @@ def clock(found: Here | Fault) -> Line:
 def wrong_clock(why: str) -> Line:
     """A clock that says another time than it is. The peer trains with it, and keeps its hours by it."""
     text = f"{why}; `hours`, the month's traffic, logs, QUIC and relays need the right time"
-    return Line("clock", Verdict.WARNING, text, SET_IT)
+    return Line("clock", Severity.WARNING, text, SET_IT)
 
 
 def ports(found: Here | Fault) -> Line:
@@ -160,9 +160,9 @@ def ports(found: Here | Fault) -> Line:
     if isinstance(found, Fault):
         return unknown("ports", found)
     if found.port_fault:
-        return Line("ports", Verdict.PROBLEM, found.port_fault, "Take another port: --listen 0.0.0.0:PORT.")
+        return Line("ports", Severity.PROBLEM, found.port_fault, "Take another port: --listen 0.0.0.0:PORT.")
     free = " (any free port)" if found.listen.endswith(":0") else ""
-    return Line("ports", Verdict.OK, f"TCP and UDP at {found.listen}{free}")
+    return Line("ports", Severity.OK, f"TCP and UDP at {found.listen}{free}")
 
 
 def power(found: Here | Fault) -> Line | None:
@@ -170,8 +170,8 @@ def power(found: Here | Fault) -> Line | None:
     if isinstance(found, Fault) or found.on_battery is None:
         return None
     if found.on_battery:
-        return Line("power", Verdict.WARNING, "on battery", "Plug the machine in, and turn automatic sleep off.")
-    return Line("power", Verdict.OK, "plugged in; turn automatic sleep off while the peer runs")
+        return Line("power", Severity.WARNING, "on battery", "Plug the machine in, and turn automatic sleep off.")
+    return Line("power", Severity.OK, "plugged in; turn automatic sleep off while the peer runs")
 
 
 def limits(device: str, found: Here | Fault, values: LiveSettings | Fault) -> list[Line]:
@@ -183,21 +183,23 @@ def limits(device: str, found: Here | Fault, values: LiveSettings | Fault) -> li
         text = f"at most {values.gpu_memory:.0%} of the GPU's memory"
         todo = "" if device.startswith("cuda") else "Only CUDA can limit it: `join` refuses. Set gpu_memory off."
         told.append(
-            Line("gpu_memory", Verdict.PROBLEM if todo else Verdict.OK, f"{text} ({device or 'no device'})", todo)
+            Line("gpu_memory", Severity.PROBLEM if todo else Severity.OK, f"{text} ({device or 'no device'})", todo)
         )
     if values.disk_gb is not None:
         text = f"at most {values.disk_gb:g} GB for archive, others' votes and text; {amount(found.disk_free)} are free"
         short = values.disk_gb * 10**9 > found.disk_free
         todo = "Not all of it is free now: set disk_gb lower, or delete files." if short else ""
-        told.append(Line("disk_gb", Verdict.WARNING if short else Verdict.OK, text, todo))
+        told.append(Line("disk_gb", Severity.WARNING if short else Severity.OK, text, todo))
     if not values.keep_awake:
         todo = "" if found.keeps_awake else "Turn automatic sleep off in the system settings while the peer runs."
-        told.append(Line("keep_awake", Verdict.OK, "off: the machine may fall asleep while the peer works", todo))
+        told.append(Line("keep_awake", Severity.OK, "off: the machine may fall asleep while the peer works", todo))
     elif found.keeps_awake:
-        told.append(Line("keep_awake", Verdict.OK, "on: the peer keeps the machine awake while it works"))
+        told.append(Line("keep_awake", Severity.OK, "on: the peer keeps the machine awake while it works"))
     else:
         todo = "`join` refuses. Set keep_awake off, and turn automatic sleep off in the system settings."
-        told.append(Line("keep_awake", Verdict.PROBLEM, "on, but there is no systemd-inhibit or caffeinate here", todo))
+        told.append(
+            Line("keep_awake", Severity.PROBLEM, "on, but there is no systemd-inhibit or caffeinate here", todo)
+        )
     return told
 
 
@@ -205,7 +207,7 @@ def versions(found: Here | Fault) -> Line:
     """What is installed."""
     if isinstance(found, Fault):
         return unknown("versions", found)
-    return Line("versions", Verdict.OK, ", ".join(f"{name} {number}" for name, number in found.versions.items()))
+    return Line("versions", Severity.OK, ", ".join(f"{name} {number}" for name, number in found.versions.items()))
 
 
 def conditions(found: Sequence[State] | Fault) -> list[Line]:
@@ -213,26 +215,28 @@ def conditions(found: Sequence[State] | Fault) -> list[Line]:
     if isinstance(found, Fault):
         return [unknown("conditions", found)]
     if not found:
-        return [Line("conditions", Verdict.OK, "none: the peer works at any time")]
+        return [Line("conditions", Severity.OK, "none: the peer works at any time")]
     todo = "The peer would be paused now. `swarmentum set` changes the condition while the peer runs."
     return [
-        Line(it.key, Verdict.OK, it.why) if it.works else Line(it.key, Verdict.WARNING, it.why, todo) for it in found
+        Line(it.key, Severity.OK, it.why) if it.works else Line(it.key, Severity.WARNING, it.why, todo) for it in found
     ]
 
 
 def texts(found: Sequence[OwnText] | Fault) -> list[Line]:
     """Training text on this machine: what is read, and what is left out."""
     if isinstance(found, Fault):
-        return [Line("training text", Verdict.PROBLEM, found.why) if found.refused else unknown("training text", found)]
+        return [
+            Line("training text", Severity.PROBLEM, found.why) if found.refused else unknown("training text", found)
+        ]
     return [_text(each) for each in found]
 
 
 def _text(found: OwnText) -> Line:
     text = "; ".join((f"{found.place}: {found.read}", *found.left))
     if found.enough:
-        return Line("training text", Verdict.OK, text)
+        return Line("training text", Severity.OK, text)
     todo = "`join` refuses: mend what is left out, or join with --allow-left-out."
-    return Line("training text", Verdict.PROBLEM, text, todo)
+    return Line("training text", Severity.PROBLEM, text, todo)
 
 
 def of_devices(found: Devices | Fault) -> list[Line]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.doctor.facts import Others
+from node.doctor.doctor_facts import Others
 
 SECONDS_AN_HOUR = 3600
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from node.doctor.facts import Fault
+from node.doctor.doctor_facts import Fault
 from protos.errors import OperatorError, RefusedError, SwarmentumError
 
 Probe = Callable[[], Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 
 from node.control.words import things
-from node.doctor.facts import Fault, Found, InLine, Others, Reach, Seat
-from node.doctor.lines import Line, Verdict, texts, unknown, wrong_clock
+from node.doctor.doctor_facts import Fault, Found, InLine, Others, Reach, Seat
+from node.doctor.lines import Line, Severity, texts, unknown, wrong_clock
 from node.doctor.predict import SECONDS_AN_HOUR, Prediction, predict
 from protos.address import Scope, scope_of, usable
 from protos.amounts import amount
@@ -54,18 +54,18 @@ def _there(*lines: Line | None) -> list[Line]:
 
 def _fault(name: str, fault: Fault, todo: str = "") -> Line:
     """A fault that the run itself decided is a problem; another one is only not known."""
-    return Line(name, Verdict.PROBLEM, fault.why, todo) if fault.refused else unknown(name, fault, todo)
+    return Line(name, Severity.PROBLEM, fault.why, todo) if fault.refused else unknown(name, fault, todo)
 
 
 def coordinator(found: Found) -> Line:
     """The way to the coordinator."""
     if isinstance(found.round_trip_ms, Fault):
         todo = "Check this machine's internet connection; then ask the run's operator whether the coordinator serves."
-        return Line("coordinator", Verdict.PROBLEM, found.round_trip_ms.why, todo)
+        return Line("coordinator", Severity.PROBLEM, found.round_trip_ms.why, todo)
     text = f"{found.address}, round trip {found.round_trip_ms:.0f} ms"
     if found.round_trip_ms > ROUND_TRIP_MS_MAX:
-        return Line("coordinator", Verdict.WARNING, text, "Use a cable instead of wireless, or another connection.")
-    return Line("coordinator", Verdict.OK, text)
+        return Line("coordinator", Severity.WARNING, text, "Use a cable instead of wireless, or another connection.")
+    return Line("coordinator", Severity.OK, text)
 
 
 def run(facts: Others | Fault) -> Line:
@@ -74,8 +74,8 @@ def run(facts: Others | Fault) -> Line:
         return _fault("run", facts)
     text = f"{facts.phase}, step {facts.head_step} of {facts.steps}, {things(facts.ready, 'peer')} ready"
     if facts.phase == "finished":
-        return Line("run", Verdict.PROBLEM, text, "Ask the run's operator for the link of another run.")
-    return Line("run", Verdict.OK, text)
+        return Line("run", Severity.PROBLEM, text, "Ask the run's operator for the link of another run.")
+    return Line("run", Severity.OK, text)
 
 
 def clock(facts: Others | Fault) -> Line | None:
@@ -87,7 +87,7 @@ def asks(asked: str | Fault) -> Line:
     """What the run wants of this machine."""
     if isinstance(asked, Fault):
         return _fault("request", asked)
-    return Line("request", Verdict.OK, asked)
+    return Line("request", Severity.OK, asked)
 
 
 def admission(admitted: str | InLine | Fault) -> Line:
@@ -98,13 +98,13 @@ def admission(admitted: str | InLine | Fault) -> Line:
         )
         return Line(
             "admission",
-            Verdict.WARNING,
+            Severity.WARNING,
             text,
             "Start `swarmentum join`, and leave it running: the line keeps its place.",
         )
     if isinstance(admitted, Fault):
         return _fault("admission", admitted, "Send your peer id to the run's operator." if admitted.refused else "")
-    return Line("admission", Verdict.OK, f"admitted as peer {admitted}")
+    return Line("admission", Severity.OK, f"admitted as peer {admitted}")
 
 
 def seat(found: Seat | Fault) -> list[Line]:
@@ -112,12 +112,12 @@ def seat(found: Seat | Fault) -> list[Line]:
     if isinstance(found, Fault):
         return [_fault("model", found)]
     lines = [
-        Line("model", Verdict.OK if found.micro_batch else Verdict.PROBLEM, found.why),
-        Line("run's disk", Verdict.OK if found.disk_fits else Verdict.PROBLEM, found.disk),
+        Line("model", Severity.OK if found.micro_batch else Severity.PROBLEM, found.why),
+        Line("run's disk", Severity.OK if found.disk_fits else Severity.PROBLEM, found.disk),
     ]
     if found.samples_per_second is None:
         return [*lines, unknown("speed", Fault(found.speed))]
-    return [*lines, Line("speed", Verdict.OK, f"{found.samples_per_second:.3g} samples a second ({found.speed})")]
+    return [*lines, Line("speed", Severity.OK, f"{found.samples_per_second:.3g} samples a second ({found.speed})")]
 
 
 def router(reach: Reach | Fault) -> Line:
@@ -130,11 +130,11 @@ def router(reach: Reach | Fault) -> Line:
     if scope_of(seen) is not Scope.PUBLIC:
         return unknown("router", Fault(f"the coordinator is in this machine's own network ({seen})"))
     if seen in own:
-        return Line("router", Verdict.OK, f"none: this machine has the public address {seen}")
+        return Line("router", Severity.OK, f"none: this machine has the public address {seen}")
     if any(address in CARRIER for address in own if address.version == CARRIER.version):
         text = f"carrier-grade NAT: your provider shares {seen} among customers; `join` takes a relay by itself"
-        return Line("router", Verdict.OK, text)
-    return Line("router", Verdict.OK, f"a router between this machine and the internet ({seen} outside)")
+        return Line("router", Severity.OK, text)
+    return Line("router", Severity.OK, f"a router between this machine and the internet ({seen} outside)")
 
 
 def reachable(reach: Reach | Fault) -> Line:
@@ -144,21 +144,21 @@ def reachable(reach: Reach | Fault) -> Line:
     found = usable(reach.addresses)
     peers = f"{things(reach.connected, 'peer')} answered"
     if reach.dialled:
-        return Line("reachability", Verdict.OK, f"peers of the run could dial this machine; {peers}")
+        return Line("reachability", Severity.OK, f"peers of the run could dial this machine; {peers}")
     if reach.dialled is False and reach.relays:
         text = f"nobody can dial this machine; `join` takes one of {reach.relays} relays by itself; {peers}"
-        return Line("reachability", Verdict.OK, text)
+        return Line("reachability", Severity.OK, text)
     if reach.dialled is False:
         text = f"nobody can dial this machine, and no connected peer is a relay now; `join` goes on looking; {peers}"
-        return Line("reachability", Verdict.WARNING, text, RELAY_TODO)
+        return Line("reachability", Severity.WARNING, text, RELAY_TODO)
     if any(address.scope is Scope.PUBLIC and not address.relay for address in found):
-        return Line("reachability", Verdict.OK, f"libp2p found a public address for this machine; {peers}")
+        return Line("reachability", Severity.OK, f"libp2p found a public address for this machine; {peers}")
     if any(address.relay for address in found):
-        return Line("reachability", Verdict.OK, f"through a relay; {peers}")
+        return Line("reachability", Severity.OK, f"through a relay; {peers}")
     if reach.seen_from and scope_of(ipaddress.ip_address(reach.seen_from)) is not Scope.PUBLIC:
-        return Line("reachability", Verdict.OK, f"in the coordinator's own network; {peers}")
+        return Line("reachability", Severity.OK, f"in the coordinator's own network; {peers}")
     text = f"no peer said whether it can dial this machine; `join` asks again, and takes a relay by itself ({peers})"
-    return Line("reachability", Verdict.UNKNOWN, text)
+    return Line("reachability", Severity.UNKNOWN, text)
 
 
 def _own(addresses: tuple[str, ...]) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
@@ -173,8 +173,8 @@ def download(found: Found) -> Line:
     rate = found.download.size / max(found.download.seconds, 1e-6)
     text = f"{amount(rate)} a second ({amount(found.download.size)} of a snapshot in {found.download.seconds:.1f} s)"
     if rate < DOWN_BYTES_A_SECOND_MIN:
-        return Line("download", Verdict.WARNING, text, "Use a cable instead of wireless, or another connection.")
-    return Line("download", Verdict.OK, text)
+        return Line("download", Severity.WARNING, text, "Use a cable instead of wireless, or another connection.")
+    return Line("download", Severity.OK, text)
 
 
 def upload(found: Found) -> Line:
@@ -184,8 +184,8 @@ def upload(found: Found) -> Line:
     rate, told = found.upload.size / max(found.upload.seconds, 1e-6), predicted(found)
     text = f"{amount(rate)} a second ({amount(found.upload.size)} of test bytes in {found.upload.seconds:.1f} s)"
     if told is not None and rate < told.up_bytes_an_hour / SECONDS_AN_HOUR:
-        return Line("upload", Verdict.WARNING, f"{text}; the votes need more at the run's pace", SMALLER_VOTES)
-    return Line("upload", Verdict.OK, text)
+        return Line("upload", Severity.WARNING, f"{text}; the votes need more at the run's pace", SMALLER_VOTES)
+    return Line("upload", Severity.OK, text)
 
 
 def predicted(found: Found) -> Prediction | None:
@@ -203,7 +203,7 @@ def contribution(found: Found) -> Line:
         return unknown("contribution", Fault("it needs this machine's speed and the run's facts"))
     return Line(
         "contribution",
-        Verdict.OK,
+        Severity.OK,
         f"about {told.samples_a_step:.1f} samples a step of {told.step_seconds:.2g} s, {100 * told.share:.0f} % of the swarm, "
         f"{amount(told.up_bytes_an_hour)} an hour up, {amount(told.down_bytes_an_hour)} an hour down",
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from node.commands.consent import request
-from node.commands.fit import fitted, spec_of
+from node.admission.consent import request
+from node.admission.fit import fitted, spec_of
 from node.config import PeerSettings
-from node.doctor.facts import Seat
+from node.doctor.doctor_facts import Seat
 from node.doctor.speed import samples_per_second
 from node.model.device import autocast, pick_device
 from node.model.spec import build_meta

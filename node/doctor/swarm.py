@@ -18,13 +18,13 @@ from pathlib import Path
 from node.blobs.blobs import WireBytes
 from node.blobs.fetcher import BlobFetcher
 from node.blobs.testbytes import Upload, measure
-from node.doctor.facts import Download, Fault, InLine, Others, Reach
+from node.doctor.doctor_facts import Download, Fault, InLine, Others, Reach
 from node.doctor.probes import fault_of
 from node.link.client import CoordinatorClient
 from node.overlay.host import Host
-from node.overlay.reach import Verdict
+from node.overlay.reach import ReachState
 from node.overlay.settings import OverlaySettings
-from node.snapshot.pieces import Manifest, open_manifest
+from node.snapshot.pieces import SnapshotManifest, open_manifest
 from node.swarm.events import Snapshot
 from node.swarm.snapshots import snapshot_of
 from node.training.sync import manifest_bytes
@@ -48,7 +48,7 @@ ROUND_TRIPS = 3
 
 
 @dataclass(frozen=True)
-class Run:
+class ProbedRun:
     """A run, as its coordinator tells it."""
 
     facts: pb.GetRunResponse
@@ -65,7 +65,7 @@ class Way:
 
     address: str
     round_trip_ms: float | Fault
-    run: Run | Fault
+    run: ProbedRun | Fault
 
 
 async def way_to(invite: Invite) -> Way:
@@ -79,13 +79,13 @@ async def way_to(invite: Invite) -> Way:
         return Way(address, round_trip, fault_of(error))
 
 
-async def look(invite: Invite) -> Run:
+async def look(invite: Invite) -> ProbedRun:
     """One look at a run. Raises NetworkError, RefusedError, or OperatorError for a run of another format."""
     client = CoordinatorClient(invite, None)
     try:
         await client.connect()
         facts, config = await client.get_run()
-        return Run(facts, config, time.monotonic(), wall_clock.apart(datetime.now(UTC), facts.unix_ms))
+        return ProbedRun(facts, config, time.monotonic(), wall_clock.apart(datetime.now(UTC), facts.unix_ms))
     finally:
         await client.close()
 
@@ -110,7 +110,7 @@ async def _round_trip(addresses: Sequence[str]) -> tuple[str, float | Fault]:
     return ", ".join(addresses), fault
 
 
-def others_of(run: Run, later: Run | Fault) -> Others:
+def others_of(run: ProbedRun, later: ProbedRun | Fault) -> Others:
     """The run's peers, and its pace between two looks."""
     newest = run if isinstance(later, Fault) else later
     facts, config = newest.facts, newest.config
@@ -137,10 +137,10 @@ class Inside:
     reach: Reach | Fault
     download: Download | Fault
     upload: Upload | Fault
-    later: Run | Fault
+    later: ProbedRun | Fault
 
 
-async def inside(invite: Invite, identity: Identity, overlay: OverlaySettings, run: Run) -> Inside:
+async def inside(invite: Invite, identity: Identity, overlay: OverlaySettings, run: ProbedRun) -> Inside:
     """Admission, the overlay, a download, and a second look at the run."""
     admitted, seen_from = await _admission(invite, identity, run)
     if isinstance(admitted, Fault):
@@ -148,13 +148,13 @@ async def inside(invite: Invite, identity: Identity, overlay: OverlaySettings, r
         return Inside(admitted, not_now, not_now, not_now, run)
     reach_found, download_found, upload_found = await _overlay(invite, overlay, run, seen_from)
     try:
-        later: Run | Fault = await look(invite)
+        later: ProbedRun | Fault = await look(invite)
     except SwarmentumError as error:
         later = fault_of(error)
     return Inside(admitted, reach_found, download_found, upload_found, later)
 
 
-async def _admission(invite: Invite, identity: Identity, run: Run) -> tuple[str | InLine | Fault, str]:
+async def _admission(invite: Invite, identity: Identity, run: ProbedRun) -> tuple[str | InLine | Fault, str]:
     """This peer's id if it is admitted, or the line before a full run; and the address from which the coordinator sees it."""
     client = CoordinatorClient(invite, identity)
     try:
@@ -170,7 +170,7 @@ async def _admission(invite: Invite, identity: Identity, run: Run) -> tuple[str 
 
 
 async def _overlay(
-    invite: Invite, overlay: OverlaySettings, run: Run, seen_from: str
+    invite: Invite, overlay: OverlaySettings, run: ProbedRun, seen_from: str
 ) -> tuple[Reach | Fault, Download | Fault, Upload | Fault]:
     """Get on the overlay for a moment, pull from the run's peers, and send test bytes to one."""
     with tempfile.TemporaryDirectory(prefix="swarmentum-doctor-") as folder:
@@ -182,7 +182,7 @@ async def _overlay(
                 await host.start(known)
                 await host.finder.somebody()
                 connected, finding = await host.connected(), await host.finder.ask()
-                dialled = None if finding.verdict is Verdict.UNKNOWN else finding.verdict is Verdict.PUBLIC
+                dialled = None if finding.verdict is ReachState.UNKNOWN else finding.verdict is ReachState.PUBLIC
                 reach = Reach(tuple(await host.addresses()), len(connected), seen_from, dialled, len(finding.relays))
                 newest = await look(invite)  # a small run makes a snapshot every few seconds, and peers drop older ones
                 return reach, await _download(host, newest, set(connected)), await _upload(host)
@@ -207,7 +207,7 @@ async def _upload(host: Host) -> Upload | Fault:
     return Fault("no connected peer takes test bytes now" if direct else "no peer is connected directly")
 
 
-async def _download(host: Host, run: Run, connected: set[str]) -> Download | Fault:
+async def _download(host: Host, run: ProbedRun, connected: set[str]) -> Download | Fault:
     """Pieces of the newest snapshot, one after the other."""
     if not run.facts.HasField("snapshot"):
         return Fault("the run has no snapshot yet")
@@ -243,7 +243,9 @@ async def _pieces(fetcher: BlobFetcher, snapshot: Snapshot, holders: Sequence[by
     return Download(pulled, seconds)
 
 
-async def _piece(fetcher: BlobFetcher, manifest: Manifest, index: int, holders: Sequence[bytes]) -> tuple[int, float]:
+async def _piece(
+    fetcher: BlobFetcher, manifest: SnapshotManifest, index: int, holders: Sequence[bytes]
+) -> tuple[int, float]:
     """Pull one piece: its bytes, and the seconds that it took."""
     began = time.monotonic()
     data = await fetcher.fetch(manifest.piece_hashes[index], manifest.piece_length(index), holders)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from node.commands.consent import STANDARD_LIBRARY
+from node.admission.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
 from node.data.sources import Source
 from node.data.survey import look_at
 from node.data.tally import SHARE_MAX
-from node.doctor.facts import OwnText
+from node.doctor.doctor_facts import OwnText
 from protos.run_config import RunConfig
 from protos.web_address import is_web
 

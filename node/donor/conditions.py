@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from node.donor import hours
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from protos.amounts import amount, duration
 
 BYTES_A_GB = 10**9
@@ -17,7 +17,7 @@ PROGRAMS_SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """What is known about the machine. A fact that no setting asks for keeps its default."""
 
     minute: int
@@ -46,12 +46,12 @@ class State:
     why: str
 
 
-def decide(settings: LiveSettings, facts: Facts) -> State | None:
+def decide(settings: LiveSettings, facts: MachineFacts) -> State | None:
     """The first condition that pauses the peer; None: it works."""
     return next((state for state in states(settings, facts) if not state.works), None)
 
 
-def states(settings: LiveSettings, facts: Facts) -> Iterator[State]:
+def states(settings: LiveSettings, facts: MachineFacts) -> Iterator[State]:
     """Every condition that the owner set."""
     if settings.hours is not None:
         yield _hours(hours.parse(settings.hours), facts.minute)
@@ -77,7 +77,7 @@ def _hours(schedule: hours.Hours, minute: int) -> State:
     return State("hours", True, f"in the hours {schedule.text}{until}")
 
 
-def _idle(seconds: float, facts: Facts) -> State:
+def _idle(seconds: float, facts: MachineFacts) -> State:
     wanted = f"goes on after {duration(seconds)} without keyboard and mouse"
     idle = facts.idle_seconds
     if idle is None:

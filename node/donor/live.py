@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from node.donor.settings import DEFAULT, KEYS, OFF, LiveSettings, expected, live_part, meaning, with_value
+from node.donor.owner_settings import DEFAULT, KEYS, OFF, LiveSettings, expected, live_part, meaning, with_value
 from protos import toml_file
 from protos.disk import write_bytes
 from protos.errors import OperatorError

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
-from node.donor.conditions import Facts, State, decide, states
+from node.donor.conditions import MachineFacts, State, decide, states
 from node.donor.live import Live
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from protos.errors import OperatorError
 
 LOOK_SECONDS = 5.0
@@ -22,11 +22,15 @@ STOP_SECONDS_MAX = 5.0
 FAILURES = (OSError, RuntimeError, OperatorError, subprocess.SubprocessError, psutil.Error)
 
 
-class Watch:
+class ConditionWatch:
     """Of one peer. `facts` looks at the machine; `hold` takes the condition that pauses the peer, or None, and the facts."""
 
     def __init__(
-        self, live: Live, facts: Callable[[LiveSettings], Facts], hold: Callable[[State | None, Facts], None], log: Any
+        self,
+        live: Live,
+        facts: Callable[[LiveSettings], MachineFacts],
+        hold: Callable[[State | None, MachineFacts], None],
+        log: Any,
     ) -> None:
         self._live, self._facts, self._hold, self._log = live, facts, hold, log
         self._said: set[str] = set()

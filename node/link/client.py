@@ -17,10 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node import patience
 from node.link.coordinators import Coordinators
-from node.link.telling import Telling
+from node.link.report_stream import Telling
 from protos import limits as contract
 from protos.envelope import Kind, parse, seal, unsigned
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
+from protos.grpc_errors import BusyError, error_of
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
@@ -29,7 +30,6 @@ from protos.pinned import fetch_certificate, pinned_aio_channel
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.run_facts import bounded
 from protos.start import start_of
-from protos.status import BusyError, error_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from node.model.config_keys import idle_keys
-from node.model.examine import FAILURES, Found, PassError, examine
+from node.model.examine import FAILURES, Examination, PassError, examine
 from node.model.shrunken import copies
 from node.model.spec import (
     REFUSALS,
@@ -96,7 +96,7 @@ def _place(spec: ModelSpec) -> str:
     return f"model.factory = {spec.factory!r}" if spec.factory else "model.config"
 
 
-def _sound(found: Found, where: str) -> None:
+def _sound(found: Examination, where: str) -> None:
     if found.faults:
         raise ModelError("\n".join(f"{where}: {line}" for line in found.faults))
 

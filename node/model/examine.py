@@ -47,7 +47,7 @@ class PassError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class Examination:
     """`faults`: a line each. `notes`: what is no fault. `loss`: of a fixed batch, in nats a token, at the start."""
 
     faults: tuple[str, ...]
@@ -70,7 +70,7 @@ class _WithoutDropout(TorchFunctionMode):
 
 def examine(
     model: nn.Module, vocabulary: int, context: int, *, mend_causality: str, own_code: bool, only_loss: bool = False
-) -> Found:
+) -> Examination:
     """Examine a model on the CPU. `mend_causality`: what to do about a model that sees later tokens.
 
     `own_code`: a person wrote the module, and can mend it. `only_loss`: look for no faults. Raises PassError if the model
@@ -81,7 +81,7 @@ def examine(
         at = Passes(model, vocabulary, length)
         first = at.reference()
         if only_loss:
-            return Found((), (), first)
+            return Examination((), (), first)
         faults = [*_of_answers(at, first), *_of_context(at, context)]
         if not faults:
             faults = [*_of_training(at, own_code=own_code)]
@@ -89,7 +89,7 @@ def examine(
         if not faults:
             at.shake()
             faults += _of_passes(at, mend_causality)
-    return Found(tuple(faults), notes, first)
+    return Examination(tuple(faults), notes, first)
 
 
 def answers_of(model: nn.Module) -> Tensor:

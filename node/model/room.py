@@ -17,7 +17,7 @@ KIB = 1024
 
 
 @dataclass(frozen=True)
-class Room:
+class DeviceMemory:
     """Bytes of memory."""
 
     free: int
@@ -41,57 +41,57 @@ def limit(device: torch.device, part: float | None) -> str:
     return f"{taken / 1e9:.1f} GB are in use now; the peer takes smaller micro-batches if it cannot get on with less"
 
 
-def room_of_gpu(device: torch.device) -> Room:
+def room_of_gpu(device: torch.device) -> DeviceMemory:
     """The memory of a GPU, whoever takes it."""
-    return Room(*torch.cuda.mem_get_info(device))
+    return DeviceMemory(*torch.cuda.mem_get_info(device))
 
 
-def within(room: Room, part: float | None, taken: int) -> Room:
+def within(room: DeviceMemory, part: float | None, taken: int) -> DeviceMemory:
     """The room of a process that may take this part of a GPU's memory, and has taken so many bytes."""
     if part is None:
         return room
     most = int(part * room.total)
-    return Room(max(min(room.free, most - taken), 0), most)
+    return DeviceMemory(max(min(room.free, most - taken), 0), most)
 
 
-def room_of(device: torch.device, part: float | None = None) -> Room | None:
+def room_of(device: torch.device, part: float | None = None) -> DeviceMemory | None:
     """The memory of a device, as it is now. `part`: of a GPU's memory, as its owner limits it."""
     if device.type == "cuda":
         return within(room_of_gpu(device), part, torch.cuda.memory_reserved(device))
     if device.type == "mps":
         total = torch.mps.recommended_max_memory()
-        return Room(max(total - torch.mps.driver_allocated_memory(), 0), total)
+        return DeviceMemory(max(total - torch.mps.driver_allocated_memory(), 0), total)
     return main_memory()
 
 
-def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Room | None:
+def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> DeviceMemory | None:
     """This machine's memory: what programs can still get without swapping."""
     whole = _of_machine(meminfo)
     limited = _of_container(cgroup)
     if whole is None or limited is None:
         return whole or limited
-    return Room(min(whole.free, limited.free), min(whole.total, limited.total))
+    return DeviceMemory(min(whole.free, limited.free), min(whole.total, limited.total))
 
 
-def _of_machine(meminfo: Path) -> Room | None:
+def _of_machine(meminfo: Path) -> DeviceMemory | None:
     values = _numbers(meminfo)
     if {"MemAvailable:", "MemTotal:"} <= values.keys():
-        return Room(values["MemAvailable:"] * KIB, values["MemTotal:"] * KIB)
+        return DeviceMemory(values["MemAvailable:"] * KIB, values["MemTotal:"] * KIB)
     try:  # not Linux: all of it, as what is free of it is not said
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
-    return Room(total, total) if total > 0 else None
+    return DeviceMemory(total, total) if total > 0 else None
 
 
-def _of_container(cgroup: Path) -> Room | None:
+def _of_container(cgroup: Path) -> DeviceMemory | None:
     """The limit of a container (cgroup v2); None without one. Files that were read lately count as free."""
     try:
         most, used = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
     except (OSError, ValueError):  # no such file, or "max"
         return None
     cached = _numbers(cgroup / "memory.stat").get("inactive_file", 0)
-    return Room(max(most - used + cached, 0), most)
+    return DeviceMemory(max(most - used + cached, 0), most)
 
 
 def _numbers(file: Path) -> dict[str, int]:

@@ -25,7 +25,7 @@ TYPES: Final = frozenset({
 """Types of transformers whose logits are the table times the hidden states, and nothing more. A test compares each."""
 
 
-class Parts(NamedTuple):
+class ModelHalves(NamedTuple):
     """A causal language model in two halves."""
 
     trunk: nn.Module
@@ -34,7 +34,7 @@ class Parts(NamedTuple):
     """[vocabulary, width]: logits are hidden states times it."""
 
 
-def parts_of(model: nn.Module, positions: int) -> Parts | None:
+def parts_of(model: nn.Module, positions: int) -> ModelHalves | None:
     """The halves of a model whose logits for so many positions are worth slicing; None: take the plain loss."""
     kind: object = getattr(getattr(model, "config", None), "model_type", None)
     if kind not in TYPES or not _is_plain(model):
@@ -50,7 +50,7 @@ def parts_of(model: nn.Module, positions: int) -> Parts | None:
         return None
     if is_dtensor(head.weight) or 4 * positions * head.out_features <= SLICE_BYTES:
         return None
-    return Parts(trunk, head.weight)
+    return ModelHalves(trunk, head.weight)
 
 
 def _is_plain(model: nn.Module) -> bool:

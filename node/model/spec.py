@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
-from node.model.kernels import foreign_attention
+from node.model.attention import foreign_attention
 from node.model.loss import logits_of
-from node.model.portable import Mode, portable_random
+from node.model.portable_draws import Mode, portable_random
 from node.quiet import quiet_libraries
 from protos.errors import OperatorError
 from protos.safe_path import import_from_working_folder
@@ -67,7 +67,7 @@ def build(spec: ModelSpec, seed: int, *, vocabulary: int | None = None, context:
     """The model on the CPU in fp32, the same bits for the same seed; the caller's random state stays as it is.
 
     `vocabulary` (ids of the tokenizer) and `context` (tokens of a sample), where given, are checked against the model.
-    Bits are equal across machines for initialisers made of normal and uniform draws (see `portable`).
+    Bits are equal across machines for initialisers made of normal and uniform draws (see `portable_draws`).
     """
     if spec.config is not None and spec.factory is not None:
         raise ModelError("model: both `config` and `factory` are given; keep one of them")

@@ -24,7 +24,7 @@ LINE_BYTES_MAX: Final = 8 << 20
 
 
 @dataclass(frozen=True)
-class Answer:
+class PipeReply:
     """A status of HTTP, and JSON. `cookie`: a session begins."""
 
     status: int
@@ -35,7 +35,7 @@ class Answer:
 class Asks(Protocol):
     """Where requests go."""
 
-    async def ask(self, values: dict[str, Any]) -> Answer:
+    async def ask(self, values: dict[str, Any]) -> PipeReply:
         """The answer to one request."""
 
 
@@ -43,19 +43,19 @@ class Pipe:
     """The two pipes. `run` reads the answers until stdin ends."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[PipeReply]] = {}
         self._next = 0
         self._out: asyncio.StreamWriter | None = None
 
-    async def ask(self, values: dict[str, Any]) -> Answer:
+    async def ask(self, values: dict[str, Any]) -> PipeReply:
         """The answer, or a status that says why there is none."""
         if self._out is None or len(self._waiting) >= WAITING_MAX:
-            return Answer(503, {"error": "too many requests wait for the coordinator: try again in a moment"})
+            return PipeReply(503, {"error": "too many requests wait for the coordinator: try again in a moment"})
         number, self._next = self._next, self._next + 1
         line = json.dumps(values, ensure_ascii=True).encode("ascii")
         if len(line) > REQUEST_BYTES_MAX:
-            return Answer(413, {"error": f"the request has more than {REQUEST_BYTES_MAX} bytes"})
-        waits: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            return PipeReply(413, {"error": f"the request has more than {REQUEST_BYTES_MAX} bytes"})
+        waits: asyncio.Future[PipeReply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = waits
         try:
             self._out.write(b"%d %b\n" % (number, line))
@@ -64,7 +64,7 @@ class Pipe:
             async with asyncio.timeout(ANSWER_SECONDS_MAX):
                 return await waits
         except (TimeoutError, ConnectionError):
-            return Answer(504, {"error": "the coordinator did not answer in time: look whether the action was done"})
+            return PipeReply(504, {"error": "the coordinator did not answer in time: look whether the action was done"})
         finally:
             del self._waiting[number]
 
@@ -93,4 +93,4 @@ class Pipe:
     def _take(self, values: dict[str, Any]) -> None:
         waits = self._waiting.get(int(values["id"]))
         if waits is not None and not waits.done():
-            waits.set_result(Answer(int(values["status"]), dict(values["body"]), str(values["cookie"])))
+            waits.set_result(PipeReply(int(values["status"]), dict(values["body"]), str(values["cookie"])))

@@ -21,7 +21,7 @@ from torch import Tensor
 from node.optim.exact.chunkwise import orthogonal_chunks
 from node.optim.exact.orthogonal import SIDE_MAX, orthogonalised
 from node.optim.exact.smallest import flush
-from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, Place
+from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, ParameterPlace
 from node.optim.tables import TABLES, is_named_table
 
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
@@ -149,12 +149,12 @@ def given(name: str, function: Function, buffers: tuple[str, ...] = ()) -> BaseC
     return BaseConfig(name, function=function, buffers=tuple(buffers))
 
 
-def is_table(config: BaseConfig, place: Place) -> bool:
+def is_table(config: BaseConfig, place: ParameterPlace) -> bool:
     """Whether a parameter is a table: by the type of its module, or else by its name. A convolution is none."""
     return place.kind == TABLE or (place.kind != CONVOLUTION and is_named_table(place.name, config.muon_except))
 
 
-def is_map(config: BaseConfig, place: Place) -> bool:
+def is_map(config: BaseConfig, place: ParameterPlace) -> bool:
     """Whether the core of a parameter has chunks of one matrix each, which is no table.
 
     A stack `[experts, height, width]` has none: its rows are experts, so a chunk is a part of 64 of them.
@@ -237,7 +237,7 @@ class Base:
         return update
 
     @torch.no_grad()
-    def finish(self, place: Place, matrix: Tensor) -> Tensor:
+    def finish(self, place: ParameterPlace, matrix: Tensor) -> Tensor:
         """The rest of the rule, for one whole parameter after `advance`, fp32 [height, width]."""
         if self.config.name != "muon" or self.config.chunkwise:
             return matrix
@@ -247,11 +247,11 @@ class Base:
             part.copy_(orthogonalised(part, self.config.iterations))
         return matrix
 
-    def _maps(self, place: Place) -> bool:
+    def _maps(self, place: ParameterPlace) -> bool:
         """Whether Muon orthogonalises a parameter: a matrix, or a stack of them, and no table."""
         return not is_table(self.config, place) and len(place.shape) > 1 and min(self._matrices(place)[1:]) > 1
 
-    def _matrices(self, place: Place) -> tuple[int, int, int]:
+    def _matrices(self, place: ParameterPlace) -> tuple[int, int, int]:
         """Number, height and width of a parameter's matrices: one for each expert of `[experts, height, width]`.
 
         A convolution is one flattened matrix."""

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from node.optim import nesterov, second_moment
-from node.optim.backends.base import Backend, Stepping, Taking
+from node.optim import aggregate, nesterov, second_moment
 from node.optim.backends.choose import choose, compiles, wanted
+from node.optim.backends.interface import Backend, Stepping, Taking
 from node.optim.base import Base, BaseConfig, is_table
-from node.optim.exact import aggregate, transforms
+from node.optim.exact import transforms
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.laid_out import LaidOut

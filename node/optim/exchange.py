@@ -57,7 +57,7 @@ class ExchangeFailed(RuntimeError):  # noqa: N818
     """The backend gave up: another rank ended, or did not come to this step."""
 
 
-class Taking(IntEnum):
+class RankRole(IntEnum):
     """How a rank takes part in one exchange."""
 
     VOTES = 0
@@ -78,7 +78,7 @@ class Part:
     """What has to be equal on all ranks, by name; of `REFUSED` the reason alone."""
     payloads: list[bytes]
     """One for each group of parameters; empty if the rank abstains."""
-    taking: Taking = Taking.VOTES
+    taking: RankRole = RankRole.VOTES
 
     def body(self) -> bytes:
         terms = json.dumps(self.terms).encode()
@@ -94,23 +94,23 @@ def part_of(step: int, taking: int, body: bytes) -> Part:
         (length,) = _LENGTH.unpack_from(body, _COUNT.size + index * _LENGTH.size)
         parts.append(body[at : at + length])
         at += length
-    return Part(step, json.loads(parts[0]), parts[1:], Taking(taking))
+    return Part(step, json.loads(parts[0]), parts[1:], RankRole(taking))
 
 
 def check_parts(parts: Sequence[Part]) -> dict[str, Any]:
     """The terms that all ranks have, before anything is applied. Raises on every rank alike if they differ."""
     for rank, part in enumerate(parts):
-        if part.taking is Taking.REFUSED:
+        if part.taking is RankRole.REFUSED:
             raise RanksDiffer(f"rank {rank} cannot go on: {part.terms['reason']}")
     for rank, part in enumerate(parts):
-        if part.taking is Taking.LOST:
+        if part.taking is RankRole.LOST:
             raise MomentumLost(f"the momentum of rank {rank} is not a number; load the state that it saved last")
     if len({part.step for part in parts}) > 1:
         steps = ", ".join(f"rank {rank} in step {part.step}" for rank, part in enumerate(parts))
         raise RanksDiffer(
             f"the ranks are in different steps ({steps}): load the states that all ranks saved in one step"
         )
-    voting = [(rank, part.terms) for rank, part in enumerate(parts) if part.taking is Taking.VOTES]
+    voting = [(rank, part.terms) for rank, part in enumerate(parts) if part.taking is RankRole.VOTES]
     assert voting, "torch's Join ends once all ranks have left"
     first, terms = voting[0]
     for rank, theirs in voting[1:]:

@@ -79,7 +79,7 @@ def kinds_of(source: Source) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """The place of one parameter: its core in whole chunks, and the rest in the pool.
 
     Seen as a matrix [height, width] the core is its first `core_height` rows and `core_width` columns (multiples of
@@ -120,7 +120,7 @@ class Layout:
     keeps a payload within 2 % of 8 bits a vote.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[ParameterPlace, ...]
     core_chunks: int
     pool_elements: int
 
@@ -138,7 +138,7 @@ class Layout:
 
         Raises `ValueError` for a name that appears twice.
         """
-        places: list[Place] = []
+        places: list[ParameterPlace] = []
         chunk = pool = 0
         for name, shape in shapes:
             place = _place(name, shape, chunk, pool, (kinds or {}).get(name, ""))
@@ -211,17 +211,17 @@ class Layout:
             part.copy_(chunk)
 
 
-def _place(name: str, shape: tuple[int, ...], first_chunk: int, pool_offset: int, kind: str) -> Place:
+def _place(name: str, shape: tuple[int, ...], first_chunk: int, pool_offset: int, kind: str) -> ParameterPlace:
     height = shape[0] if shape else 1
     width = math.prod(shape[1:])
     core_height, core_width = (height // CHUNK_SIDE * CHUNK_SIDE, width // CHUNK_SIDE * CHUNK_SIDE)
     if core_height * core_width == 0:  # no whole chunk: everything goes to the pool, as one bottom strip
         core_height = core_width = 0
-    return Place(name, shape, height, width, core_height, core_width, first_chunk, pool_offset, kind)
+    return ParameterPlace(name, shape, height, width, core_height, core_width, first_chunk, pool_offset, kind)
 
 
 def _pairs_of(
-    place: Place, matrix: Tensor | None, buffer: Tensor, pool: Tensor
+    place: ParameterPlace, matrix: Tensor | None, buffer: Tensor, pool: Tensor
 ) -> Iterator[tuple[Tensor | None, Tensor]]:
     high, wide = place.core_height, place.core_width
     if place.core_chunks:
@@ -234,7 +234,7 @@ def _pairs_of(
     yield from _strips_of(place, matrix, pool)
 
 
-def _strips_of(place: Place, matrix: Tensor | None, pool: Tensor) -> Iterator[tuple[Tensor | None, Tensor]]:
+def _strips_of(place: ParameterPlace, matrix: Tensor | None, pool: Tensor) -> Iterator[tuple[Tensor | None, Tensor]]:
     high, wide = place.core_height, place.core_width
     offset = place.pool_offset
     strips = ((slice(0, high), slice(wide, None), place.width - wide), (slice(high, None), slice(None), place.width))

@@ -32,9 +32,9 @@ from node.optim.exchange import (
     ExchangeFailed,
     MomentumLost,
     Part,
+    RankRole,
     RanksDiffer,
     ReplicasDiffer,
-    Taking,
     check_parts,
 )
 from node.optim.given_groups import OF_A_GROUP, check_known, check_paper, settings_digest
@@ -290,7 +290,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         if self._fault is None and not all(map(math.isfinite, rates)):
             self._fault = ValueError(f"learning rates {rates}: not all are finite")
         if self._fault is not None:
-            return Part(step, {"reason": str(self._fault)}, [], Taking.REFUSED)
+            return Part(step, {"reason": str(self._fault)}, [], RankRole.REFUSED)
         terms = self._terms(rates)
         if skipped:
             return Part(step, terms, [b""] * len(self._demos))
@@ -305,7 +305,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
                 self.abstentions += 1
                 payloads.append(b"")
             except votes.NotANumber:  # all ranks are told: otherwise they wait in the exchange for ever
-                return Part(step, terms, [], Taking.LOST)
+                return Part(step, terms, [], RankRole.LOST)
         return Part(step, terms, payloads)
 
     def _terms(self, rates: list[float]) -> dict[str, Any]:
@@ -328,7 +328,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
                 raise self._fault
             terms = check_parts(parts)
             if not self._compared:
-                said = [part.payloads for part in parts if part.taking is Taking.VOTES]
+                said = [part.payloads for part in parts if part.taking is RankRole.VOTES]
                 check_different(said, trained(self._demos))
             accepted = True
         finally:
@@ -336,7 +336,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             for voter in self._demos:
                 if voter.pending:
                     voter.settle(accepted)
-        if mine.taking is Taking.LEFT:
+        if mine.taking is RankRole.LEFT:
             self._follow(terms)
         self._compared, self._steps = True, mine.step
         if any(payload for part in parts for payload in part.payloads):
@@ -374,7 +374,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         if self._local is not None and self._local.borrowed:
             self._local.give_back()
             self._local_done = 0
-        self._finish(Part(self._steps + 1, {}, [], Taking.LEFT))
+        self._finish(Part(self._steps + 1, {}, [], RankRole.LEFT))
 
     def _follow(self, terms: Mapping[str, Any]) -> None:
         """Take over the others' options: the schedule of a rank that has left stands still."""

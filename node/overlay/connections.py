@@ -35,7 +35,7 @@ OBSERVERS_MIN = 4
 PUNCHES_MAX = 3
 
 
-class Neighbours(Protocol):
+class WantedPeers(Protocol):
     """The peers that should be connected, as the run knows them (node/swarm/neighbours.py)."""
 
     def wanted(self) -> set[str]:
@@ -58,7 +58,7 @@ class Connections:
         self,
         host: Host,
         run_id: bytes,
-        neighbours: Neighbours,
+        neighbours: WantedPeers,
         discovery: Callable[[Host, bytes], Discovery] = Discovery,
     ) -> None:
         self._host, self._run_id, self._neighbours = host, run_id, neighbours

@@ -22,7 +22,7 @@ from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node import patience
-from node.overlay import guard, memory, relaying
+from node.overlay import daemon_memory, guard, relaying
 from node.overlay.ports import check_port_free, free_port, hosts_of
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
 from node.overlay.tasks import Tasks
@@ -173,7 +173,7 @@ class Daemon:
         for left in reversed(range(tries)):
             try:
                 flags = self._relaying()
-                prefix = memory.environment(self.memory_bytes_max)
+                prefix = daemon_memory.environment(self.memory_bytes_max)
                 return await _Process.started(*flags, prefix=prefix, initial_peers=list(initial) or None, **options)
             except P2PDaemonError as error:
                 if not left:
@@ -190,7 +190,7 @@ class Daemon:
     async def _watch(self, p2p: Any, initial: list[str], ready: Ready, restarted: Ready) -> None:
         """Wait for the end of this p2pd, and start the next, for ever; hivemind's own handle stays "alive"."""
         began = time.monotonic()
-        await memory.bounded(p2p._child, lambda: self.memory_bytes_max, self._log)
+        await daemon_memory.bounded(p2p._child, lambda: self.memory_bytes_max, self._log)
         if self._closing or p2p is not self._p2p:
             return
         delay = 0.0

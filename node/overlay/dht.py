@@ -28,7 +28,7 @@ from protos.address import parse_address, usable
 from protos.envelope import Kind, check, open_envelope, parse, seal
 from protos.errors import Reason, Refusal, SwarmentumError
 from protos.identity import peer_id
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 from protos.v1 import envelope_pb2, update_pb2
 
 DHT_SECONDS_MAX = 10.0
@@ -144,8 +144,8 @@ class _Doorkeeper:
 
     def __init__(self, p2p: Any) -> None:
         self._p2p = p2p
-        self._each = Rate(DHT_CALLS_MAX, DHT_CALL_MS, DHT_REMOTES_KEPT)
-        self._all = Rate(DHT_CALLS_ALL_MAX, DHT_CALL_ALL_MS, 1)
+        self._each = RateLimiter(DHT_CALLS_MAX, DHT_CALL_MS, DHT_REMOTES_KEPT)
+        self._all = RateLimiter(DHT_CALLS_ALL_MAX, DHT_CALL_ALL_MS, 1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._p2p, name)
@@ -165,7 +165,7 @@ class _Doorkeeper:
 
     def _may(self, remote: Any, times: int) -> bool:
         now = 1000 * time.monotonic()
-        return all(self._each.may(remote, now) and self._all.may("", now) for _ in range(times))
+        return all(self._each.allow(remote, now) and self._all.allow("", now) for _ in range(times))
 
 
 def open_record(data: bytes, run_id: bytes) -> tuple[bytes, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from node.overlay.daemon import Daemon
 from node.overlay.links import CIRCUIT, Links
-from node.overlay.reach import RELAYS_WANTED, Finding, Opener, Remote, Verdict, ask_all, conclude, tcp_ports
+from node.overlay.reach import RELAYS_WANTED, Opener, ReachResult, ReachState, Remote, ask_all, conclude, tcp_ports
 from protos.errors import NetworkError
 from protos.waits import Waits
 
@@ -36,7 +36,7 @@ class Finder:
 
     def __init__(self, daemon: Daemon, links: Links, open_stream: Opener, peer_id: str, log: Any) -> None:
         self._daemon, self._links, self._open, self._peer_id, self._log = daemon, links, open_stream, peer_id, log
-        self.finding = Finding(Verdict.UNKNOWN)
+        self.finding = ReachResult(ReachState.UNKNOWN)
         self._next, self._gone, self._vain = 0.0, 0, 0
         self._waits = Waits(2 * LACKING_SECONDS, ASK_AGAIN_SECONDS)
         self._asked: frozenset[str] = frozenset()
@@ -59,17 +59,17 @@ class Finder:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    async def find_out(self) -> Finding:
+    async def find_out(self) -> ReachResult:
         """Ask, and start p2pd again if the answer asks for other settings. Bounded in time; UNKNOWN if nobody answers."""
         self._gone, before = 0, self.finding
         found = await self.ask()
-        if found.verdict is not Verdict.UNKNOWN:
+        if found.verdict is not ReachState.UNKNOWN:
             self.finding = found
         if not self._lacking:
             self._waits.reset()
         wait = self._waits.next() if self._lacking else ASK_AGAIN_SECONDS
         self._next = time.monotonic() + wait
-        if found.verdict is Verdict.UNKNOWN:
+        if found.verdict is ReachState.UNKNOWN:
             return before
         if found != before:
             self._log.info(
@@ -79,7 +79,7 @@ class Finder:
         await self._follow(found)
         return found
 
-    async def ask(self) -> Finding:
+    async def ask(self) -> ReachResult:
         """Ask, and change nothing. Bounded in time."""
         remotes = await self._remotes()
         self._asked = frozenset(it.peer for it in remotes)
@@ -111,18 +111,18 @@ class Finder:
     def _lacking(self) -> bool:
         """Whether this peer lacks an answer from outside, or the relay that it needs."""
         finding = self.finding
-        return finding.verdict is Verdict.UNKNOWN or (finding.verdict is Verdict.PRIVATE and not finding.relays)
+        return finding.verdict is ReachState.UNKNOWN or (finding.verdict is ReachState.PRIVATE and not finding.relays)
 
     async def _remotes(self) -> list[Remote]:
         """Connected peers; those that a person or the invite named come first, because strangers cannot choose them."""
         named = peers_of(self._daemon.named)
         return sorted(await self._links.remotes(), key=lambda it: it.peer not in named)
 
-    async def _follow(self, found: Finding) -> None:
+    async def _follow(self, found: ReachResult) -> None:
         """Have p2pd run as the finding says."""
         self._links.also = found.addresses
         now = self._daemon.settings
-        if found.verdict is Verdict.PUBLIC:
+        if found.verdict is ReachState.PUBLIC:
             if now.reachability != "public":
                 await self._change(reachability="public", relays=())
             return

@@ -14,15 +14,15 @@ from pathlib import Path
 import structlog
 from hivemind.p2p import P2P
 
-from node.overlay import lives, reach
+from node.overlay import incarnations, reach
 from node.overlay.daemon import Daemon, Ready
 from node.overlay.finder import Finder
 from node.overlay.links import Links
 from node.overlay.pubsub import MessageHandler, Pubsub
-from node.overlay.reach import Access, Verdict
+from node.overlay.reach import Access, ReachState
 from node.overlay.relaying import Relaying
 from node.overlay.settings import OverlaySettings
-from node.overlay.streams import StreamHandler, Streams
+from node.overlay.streams import OverlayStreams, StreamHandler
 from node.overlay.tasks import Tasks
 from protos.errors import Refusal
 from protos.identity import Identity
@@ -52,10 +52,10 @@ class Host:
         now = replace(settings, relay_for_others=relays)
         self._daemon = Daemon(identity.peer_id, identity_path, now, self._tasks, self._log)
         self._links = Links(self._daemon)
-        self._streams = Streams(self._daemon, self._links, self._tasks, self._log)
+        self._streams = OverlayStreams(self._daemon, self._links, self._tasks, self._log)
         self.pubsub = Pubsub(self._daemon, self._links, self._streams, self._tasks, refused)
-        self._lives = lives.Lives(self.open, self._links.drop, self._links.redial)
-        self._streams.answer(lives.PROTOCOL, self._on_life)
+        self._lives = incarnations.Incarnations(self.open, self._links.drop, self._links.redial)
+        self._streams.answer(incarnations.PROTOCOL, self._on_life)
         self.finder = Finder(self._daemon, self._links, self.open, identity.peer_id, self._log)
         self.relaying = Relaying(self._figures_port, self._relay, self._log, settings.relay_bytes_a_second)
         self._answerer = reach.Answerer(self._links.seen_at, lambda: self.finder.relays_for_others)
@@ -148,7 +148,7 @@ class Host:
         """How this peer is reached and connected now. Where a person said how it is reached, that counts."""
         settings, connected = self._daemon.settings, await self.connected()
         said = settings.reachability
-        verdict = self.finder.finding.verdict if said == "auto" else Verdict(said)
+        verdict = self.finder.finding.verdict if said == "auto" else ReachState(said)
         direct = sum(connected.values())
         return Access(verdict, len(settings.relays), direct, len(connected) - direct)
 
@@ -177,7 +177,7 @@ class Host:
         return {it.ip for it in await self._links.remotes()}
 
     async def meet(self) -> None:
-        """Make sure that connected peers talk to this life of the peer, not to an earlier one (see `lives`)."""
+        """Make sure that connected peers talk to this life of the peer, not to an earlier one (see `incarnations`)."""
         await self._lives.meet(set(await self.connected()))
 
     async def _on_life(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -186,7 +186,7 @@ class Host:
             self._tasks.spawn(self._drop_soon(remote))
 
     async def _drop_soon(self, remote: str) -> None:
-        await asyncio.sleep(lives.DROP_SECONDS)
+        await asyncio.sleep(incarnations.DROP_SECONDS)
         await self._links.drop(remote)
 
     # ---- streams and gossip ------------------------------------------------------------------------------------------

@@ -18,12 +18,12 @@ from hivemind.proto import p2pd_pb2
 
 from node.overlay.daemon import FAILURES, Daemon
 from node.overlay.links import Links
-from node.overlay.streams import Streams
+from node.overlay.streams import OverlayStreams
 from node.overlay.tasks import Tasks
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import peer_id_bytes, public_key_of
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 GOSSIP_SECONDS_MAX = 5.0
 # How many messages a peer sends at once to peers behind relays, and how many hashes of messages it remembers.
@@ -45,7 +45,7 @@ class Pubsub:
     """One peer's. `refused` counts messages beyond an origin's allowance."""
 
     def __init__(
-        self, daemon: Daemon, links: Links, streams: Streams, tasks: Tasks, refused: Callable[[Refusal], None]
+        self, daemon: Daemon, links: Links, streams: OverlayStreams, tasks: Tasks, refused: Callable[[Refusal], None]
     ) -> None:
         self._daemon, self._links, self._streams = daemon, links, streams
         self._tasks, self._refused = tasks, refused
@@ -54,7 +54,7 @@ class Pubsub:
         self._takes_of_strangers = asyncio.Semaphore(STRANGERS_PUSHES_MAX)
         self._heard: dict[bytes, bool] = {}
         self._members: frozenset[bytes] = frozenset()
-        self._rate = Rate(ORIGIN_MESSAGES_MAX, ORIGIN_MESSAGE_MS, ORIGINS_KEPT)
+        self._rate = RateLimiter(ORIGIN_MESSAGES_MAX, ORIGIN_MESSAGE_MS, ORIGINS_KEPT)
         streams.answer(PUSH_PROTOCOL, self._on_push)
 
     def expect(self, members: Iterable[bytes]) -> None:
@@ -170,7 +170,7 @@ class Pubsub:
         `origin` is the peer that published it, as p2pd has verified. Messages beyond its allowance are refused before their
         hash is computed. Peers that are not `members` share one allowance, because new identities are free.
         """
-        if not self._rate.may(origin if origin in self._members else b"", 1000 * time.monotonic()):
+        if not self._rate.allow(origin if origin in self._members else b"", 1000 * time.monotonic()):
             self._refused(Refusal(Reason.TOO_MANY, f"gossip of {origin.hex()[-16:]}"))
             return
         key = hashlib.sha256(data).digest()

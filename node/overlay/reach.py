@@ -21,7 +21,7 @@ from enum import Enum
 from protos.address import Scope, scope_of, site, usable
 from protos.errors import NetworkError, OperatorError
 from protos.identity import public_key_of
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 PROTOCOL = "/swarmentum/reach/1"
 PORTS_MAX = 4
@@ -42,7 +42,7 @@ ANSWERED_KEPT = 1024
 Opener = Callable[[bytes, str], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
-class Verdict(Enum):
+class ReachState(Enum):
     """What is known about this peer."""
 
     UNKNOWN = "unknown"
@@ -63,7 +63,7 @@ class Remote:
 
 
 @dataclass(frozen=True)
-class Told:
+class ReachAnswer:
     """What one peer answered. `ports`: those of this peer's TCP ports that it could dial at `seen_at`."""
 
     remote: Remote
@@ -74,10 +74,10 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ReachResult:
     """The conclusion. `addresses`: where others have dialled this peer; `relays`: multiaddresses, the nearest first."""
 
-    verdict: Verdict
+    verdict: ReachState
     addresses: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
     seen_at: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Finding:
 class Access:
     """How this peer is reached and connected now, for its owner. `relays`: those that it asked to carry connections to it."""
 
-    reachable: Verdict
+    reachable: ReachState
     relays: int
     direct: int
     """Peers with a direct connection."""
@@ -96,7 +96,7 @@ class Access:
     """Peers that are connected through a relay only."""
 
 
-def conclude(told: Sequence[Told], peer: str) -> Finding:
+def conclude(told: Sequence[ReachAnswer], peer: str) -> ReachResult:
     """Of all answers about the peer with this id. An answer from its own network says nothing about the internet.
 
     If some could dial it and some could not, the peer takes relays, too, and offers both kinds of addresses: a liar among the
@@ -110,11 +110,11 @@ def conclude(told: Sequence[Told], peer: str) -> Finding:
     dialled = sorted({(it.seen_at, port) for it in outside for port in it.ports})
     addresses = tuple(it.text for it in usable(f"{_ip_words(ip)}/tcp/{port}/p2p/{peer}" for ip, port in dialled))
     if not outside:
-        return Finding(Verdict.UNKNOWN)
+        return ReachResult(ReachState.UNKNOWN)
     over_ipv4 = any(ipaddress.ip_address(it.seen_at).version == IPV4 for it in outside)
     if all(it.ports for it in outside) and (over_ipv4 or not relays):
-        return Finding(Verdict.PUBLIC, addresses, seen_at=seen, asked=len(outside))
-    return Finding(Verdict.PRIVATE, addresses, relays, seen, len(outside))
+        return ReachResult(ReachState.PUBLIC, addresses, seen_at=seen, asked=len(outside))
+    return ReachResult(ReachState.PRIVATE, addresses, relays, seen, len(outside))
 
 
 def tcp_ports(addresses: Iterable[str]) -> tuple[int, ...]:
@@ -138,14 +138,14 @@ def _ip_words(ip: str) -> str:
 # ---- asking ----------------------------------------------------------------------------------------------------------
 
 
-async def ask_all(open_stream: Opener, remotes: Sequence[Remote], ports: Sequence[int]) -> list[Told]:
+async def ask_all(open_stream: Opener, remotes: Sequence[Remote], ports: Sequence[int]) -> list[ReachAnswer]:
     """Ask the first ASKED_MAX of these peers. Ends within ASK_SECONDS_MAX."""
     asked = remotes[:ASKED_MAX]
     answers = await asyncio.gather(*(_ask(open_stream, remote, ports) for remote in asked))
     return [answer for answer in answers if answer is not None]
 
 
-async def _ask(open_stream: Opener, remote: Remote, ports: Sequence[int]) -> Told | None:
+async def _ask(open_stream: Opener, remote: Remote, ports: Sequence[int]) -> ReachAnswer | None:
     """The answer of one peer; None from a peer of other software, one that is busy, or one that is gone."""
     try:
         async with asyncio.timeout(ASK_SECONDS_MAX):
@@ -163,7 +163,7 @@ async def _ask(open_stream: Opener, remote: Remote, ports: Sequence[int]) -> Tol
     except (NetworkError, OperatorError, OSError, EOFError, TimeoutError, ValueError):
         return None
     could = tuple(port for port, dialled_it in zip(ports, dialled, strict=True) if dialled_it)
-    return Told(remote, round_trip, bool(relays), seen_at, could)
+    return ReachAnswer(remote, round_trip, bool(relays), seen_at, could)
 
 
 # ---- answering -------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Answerer:
 
     def __init__(self, seen_at: Callable[[str], Awaitable[str | None]], relays: Callable[[], bool]) -> None:
         self._seen_at, self._relays = seen_at, relays
-        self._rate = Rate(ANSWERS_BURST, ANSWERS_EACH_MS, ANSWERED_KEPT)
+        self._rate = RateLimiter(ANSWERS_BURST, ANSWERS_EACH_MS, ANSWERED_KEPT)
         self._dials = asyncio.Semaphore(DIALS_MAX)
 
     async def answer(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -186,7 +186,7 @@ class Answerer:
             raw = await reader.readexactly(2 * count)
             ports = [int.from_bytes(raw[at : at + 2], "big") for at in range(0, len(raw), 2)]
             ip = await self._seen_at(remote)
-            if ip is None or not self._rate.may(site(ipaddress.ip_address(ip)), 1000 * time.monotonic()):
+            if ip is None or not self._rate.allow(site(ipaddress.ip_address(ip)), 1000 * time.monotonic()):
                 return
             writer.write(bytes([self._relays(), len(ip)]) + ip.encode("ascii"))
             await writer.drain()

@@ -26,7 +26,7 @@ OPENS_STUCK_MAX = 2
 StreamHandler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Streams:
+class OverlayStreams:
     """One peer's."""
 
     def __init__(self, daemon: Daemon, links: Links, tasks: Tasks, log: Any) -> None:

@@ -14,7 +14,7 @@ from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber, VotesError
 from node.ranks.channel import Channel, lost_ranks
 from node.ranks.launch import Launch, rank_device
-from node.ranks.shard import COMMANDS, Shard
+from node.ranks.shard import COMMANDS, RankShard
 from protos.cores import usable_cores
 from protos.signals import STOP_SIGNALS
 
@@ -39,7 +39,7 @@ def follow(launch: Launch, settings: PeerSettings) -> None:
 
 
 def _obey(channel: Channel) -> None:
-    shard: Shard | None = None
+    shard: RankShard | None = None
     while True:
         name, arguments = channel.hear()
         match name:
@@ -48,7 +48,7 @@ def _obey(channel: Channel) -> None:
             case "alive":
                 pass
             case "build":
-                shard = Shard(arguments[0], channel)
+                shard = RankShard(arguments[0], channel)
             case _:
                 assert shard is not None, f"{name} came before build"
                 try:

@@ -31,7 +31,7 @@ from node.optim.votes.payload import Format
 from node.ranks.channel import Channel, RankLost, lost_ranks
 from node.ranks.follow import AGREED
 from node.ranks.launch import Launch, rank_device
-from node.ranks.shard import BUFFERS, COMMANDS, Order, Shard
+from node.ranks.shard import BUFFERS, COMMANDS, Order, RankShard
 from node.training.replica import BASE_PREFIX, Replica
 from protos.assignment import Range
 from protos.optimizer_config import OptimizerConfig
@@ -46,7 +46,7 @@ class Lead:
     def __init__(self, launch: Launch, device: str) -> None:
         self.channel = Channel(launch, rank_device(launch, device))
         self.ranks = launch.ranks
-        self._shard: Shard | None = None
+        self._shard: RankShard | None = None
         self._one_at_a_time = threading.Lock()
         self._failed: BaseException | None = None
         self._closed = threading.Event()
@@ -54,7 +54,7 @@ class Lead:
         self._signs.start()
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> RankShard:
         """Rank 0's own shard, once built."""
         assert self._shard is not None, "build first"
         return self._shard
@@ -62,7 +62,7 @@ class Lead:
     def build(self, order: Order) -> None:
         """Have every rank build its shard."""
         with self._sending("build", order):
-            self._shard = Shard(order, self.channel)
+            self._shard = RankShard(order, self.channel)
 
     def do(self, name: str, *arguments: object, **own: object) -> Any:
         """Make one of `COMMANDS` on all ranks; `own` are arguments that only rank 0 has."""
@@ -108,8 +108,8 @@ class Lead:
         self.channel.close()
 
 
-class Part:
-    """A tensor of the peer, by its name on the ranks (`Shard`): `Pieces` that only rank 0 reads and writes."""
+class RemoteTensor:
+    """A tensor of the peer, by its name on the ranks (`RankShard`): `Pieces` that only rank 0 reads and writes."""
 
     def __init__(self, lead: Lead, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
         self.shape, self.dtype = tuple(shape), dtype
@@ -177,7 +177,7 @@ class LedDeMo:
     @property
     def base_state(self) -> dict[str, Tensor | Pieces]:
         """See `DeMo`."""
-        return {n: Part(self._lead, f"base.{n}", s.shape, s.dtype) for n, s in self._own.base_spread.items()}
+        return {n: RemoteTensor(self._lead, f"base.{n}", s.shape, s.dtype) for n, s in self._own.base_spread.items()}
 
     def propose(self, lr: float, step: int | None = None) -> Votes:
         """See `DeMo`."""
@@ -215,12 +215,12 @@ class LedDeMo:
     def whole_gradients(self) -> list[Tensor | None]:
         """As `OwnDeMo.whole_gradients`: on the CPU of rank 0, 4 bytes a parameter beside those of the check."""
         own = enumerate(self._own.parameters)
-        return [whole(Part(self._lead, f"gradient.{index}", parameter.shape)) for index, parameter in own]
+        return [whole(RemoteTensor(self._lead, f"gradient.{index}", parameter.shape)) for index, parameter in own]
 
     @property
-    def _private(self) -> dict[str, Part]:
+    def _private(self) -> dict[str, RemoteTensor]:
         spreads = self._own.private_spread
-        return {name: Part(self._lead, f"private.{name}", spread.shape) for name, spread in spreads.items()}
+        return {name: RemoteTensor(self._lead, f"private.{name}", spread.shape) for name, spread in spreads.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """As `DeMo.state_dict`, whole: a later life may have another number of ranks."""
@@ -276,8 +276,8 @@ class LedLocal:
         """See `LocalSteps`."""
         self._lead.do("give_back")
 
-    def _part(self, buffer: str, index: int) -> Part:
-        return Part(self._lead, f"local.{buffer}.{index}", self._lead.shard.demo.parameters[index].shape)
+    def _part(self, buffer: str, index: int) -> RemoteTensor:
+        return RemoteTensor(self._lead, f"local.{buffer}.{index}", self._lead.shard.demo.parameters[index].shape)
 
     def state_dict(self) -> dict[str, Any]:
         """As `LocalSteps.state_dict`, whole."""
@@ -332,7 +332,7 @@ class RanksReplica(Replica):
     @property
     def state(self) -> dict[str, Tensor | Pieces]:
         """As `Replica.state`."""
-        model = {n: Part(self._lead, f"model.{n}", p.shape, p.dtype) for n, p in self.model.named_parameters()}
+        model = {n: RemoteTensor(self._lead, f"model.{n}", p.shape, p.dtype) for n, p in self.model.named_parameters()}
         return {**model, **{f"{BASE_PREFIX}{name}": part for name, part in self.demo.base_state.items()}}
 
     def model_to_evaluate(self) -> nn.Module:

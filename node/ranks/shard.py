@@ -52,7 +52,7 @@ class Order:
         return build(self.spec, self.seed, vocabulary=self.vocabulary, context=self.context)
 
 
-class Shard:
+class RankShard:
     """One rank's part of a peer. Every public method is one of `COMMANDS`, and collective."""
 
     def __init__(self, order: Order, channel: Channel) -> None:
@@ -211,21 +211,21 @@ BUFFERS: Final = ("exp_avg", "exp_avg_sq")
 """AdamW's buffers, under torch's names."""
 
 COMMANDS: Final[dict[str, Callable[..., Any]]] = {
-    "gradients": Shard.gradients,
-    "configure": Shard.configure,
-    "propose": Shard.propose,
-    "settle": Shard.settle,
-    "apply": Shard.apply,
-    "ahead": Shard.ahead,
-    "back": Shard.back,
-    "borrow": Shard.borrow,
-    "step_locally": Shard.step_locally,
-    "give_back": Shard.give_back,
-    "digest": Shard.digest,
-    "read": Shard.read,
-    "write": Shard.write,
-    "resume": Shard.resume,
-    "resume_locally": Shard.resume_locally,
+    "gradients": RankShard.gradients,
+    "configure": RankShard.configure,
+    "propose": RankShard.propose,
+    "settle": RankShard.settle,
+    "apply": RankShard.apply,
+    "ahead": RankShard.ahead,
+    "back": RankShard.back,
+    "borrow": RankShard.borrow,
+    "step_locally": RankShard.step_locally,
+    "give_back": RankShard.give_back,
+    "digest": RankShard.digest,
+    "read": RankShard.read,
+    "write": RankShard.write,
+    "resume": RankShard.resume,
+    "resume_locally": RankShard.resume_locally,
 }
 """The commands that rank 0 may send, beside `build` (with an `Order`), `alive` and `stop`."""
 

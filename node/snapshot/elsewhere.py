@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from node.snapshot.pieces import Manifest, check_piece, open_manifest
+from node.snapshot.pieces import SnapshotManifest, check_piece, open_manifest
 from node.snapshot.store import MANIFEST, STATE
 from protos.errors import Refusal
 
@@ -18,7 +18,7 @@ Piece: TypeAlias = Callable[[int], bytes | None]
 """A piece by its index; None if it is not there, or has rotted."""
 
 
-def snapshot_in(folder: Path, root: bytes) -> tuple[Manifest, Piece] | None:
+def snapshot_in(folder: Path, root: bytes) -> tuple[SnapshotManifest, Piece] | None:
     """The snapshot `root` of a folder that a `SnapshotStore` of another run wrote; None if it is not there."""
     state = folder / f"{root.hex()}{STATE}"
     try:

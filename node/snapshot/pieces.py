@@ -45,7 +45,7 @@ class SnapshotLimits:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class SnapshotManifest:
     """A snapshot's table of contents; made by `describe`, or by `open_manifest` from a stranger's bytes."""
 
     run_id: bytes
@@ -123,13 +123,13 @@ def describe(
     entry_hash: bytes,
     layout_digest: bytes,
     piece_bytes: int = contract.SNAPSHOT_PIECE_BYTES,
-) -> Manifest:
+) -> SnapshotManifest:
     """The manifest of our own snapshot."""
     hashes = tuple(hashlib.sha256(piece).digest() for piece in iterate_pieces(data, piece_bytes))
-    return Manifest(run_id, step, entry_hash, layout_digest, len(data), piece_bytes, hashes)
+    return SnapshotManifest(run_id, step, entry_hash, layout_digest, len(data), piece_bytes, hashes)
 
 
-def open_manifest(data: bytes, limits: SnapshotLimits | None = None) -> Manifest:
+def open_manifest(data: bytes, limits: SnapshotLimits | None = None) -> SnapshotManifest:
     """The one door for a stranger's manifest: size, parse, form, range. Raises Refusal with the reason."""
     limits = limits or SnapshotLimits()
     if len(data) > limits.manifest_bytes_max:
@@ -139,7 +139,7 @@ def open_manifest(data: bytes, limits: SnapshotLimits | None = None) -> Manifest
         message.ParseFromString(data)
     except DecodeError as error:
         raise Refusal(Reason.MALFORMED, f"manifest is not protobuf: {error}") from error
-    manifest = Manifest(
+    manifest = SnapshotManifest(
         message.run_id,
         message.step,
         message.entry_hash,
@@ -154,7 +154,7 @@ def open_manifest(data: bytes, limits: SnapshotLimits | None = None) -> Manifest
     return manifest
 
 
-def _check_manifest(manifest: Manifest, limits: SnapshotLimits) -> None:
+def _check_manifest(manifest: SnapshotManifest, limits: SnapshotLimits) -> None:
     named = (("run_id", manifest.run_id), ("entry_hash", manifest.entry_hash), ("layout", manifest.layout_digest))
     for name, value in (*named, *((f"hash of piece {i}", h) for i, h in enumerate(manifest.piece_hashes))):
         if len(value) != contract.HASH_BYTES:
@@ -176,7 +176,7 @@ def _check_manifest(manifest: Manifest, limits: SnapshotLimits) -> None:
         )
 
 
-def check_piece(manifest: Manifest, index: int, piece: bytes) -> None:
+def check_piece(manifest: SnapshotManifest, index: int, piece: bytes) -> None:
     """Raises Refusal unless these bytes are piece `index` of the snapshot."""
     assert 0 <= index < len(manifest.piece_hashes), index
     if len(piece) != manifest.piece_length(index):
@@ -188,7 +188,7 @@ def check_piece(manifest: Manifest, index: int, piece: bytes) -> None:
         raise Refusal(Reason.HASH_MISMATCH, f"piece {index} is not what the manifest says")
 
 
-def assemble(manifest: Manifest, pieces: Iterable[bytes]) -> bytes:
+def assemble(manifest: SnapshotManifest, pieces: Iterable[bytes]) -> bytes:
     """The snapshot's file from all its pieces in order. Each piece is checked; an iterator is read one piece at a time."""
     joined, count = io.BytesIO(), 0
     for piece in pieces:

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from node.snapshot.pieces import Manifest, check_piece, open_manifest
+from node.snapshot.pieces import SnapshotManifest, check_piece, open_manifest
 from protos.disk import check_no_folder, sync_file, sync_folder, write_atomic, write_synced, writing
 from protos.errors import OperatorError, Refusal
 
@@ -51,10 +51,10 @@ class SnapshotStore:
         self._folder, self.bytes_max = folder, bytes_max
         self._lock = threading.Lock()
         self._serial = itertools.count()
-        self._manifests: dict[bytes, Manifest] = {}
+        self._manifests: dict[bytes, SnapshotManifest] = {}
         self._places: dict[bytes, tuple[bytes, int]] = {}
         self._asked_at: dict[bytes, float] = {}
-        self._also: dict[bytes, Manifest] = {}
+        self._also: dict[bytes, SnapshotManifest] = {}
         self._open()
 
     def _open(self) -> None:
@@ -73,14 +73,14 @@ class SnapshotStore:
                 else:
                     path.unlink()
 
-    def _manifest_on_disk(self, root: bytes) -> Manifest | None:
+    def _manifest_on_disk(self, root: bytes) -> SnapshotManifest | None:
         try:
             manifest = open_manifest(self._path(root, MANIFEST).read_bytes())
         except (OSError, Refusal):
             return None
         return manifest if manifest.root == root else None
 
-    def _index(self, manifest: Manifest) -> None:
+    def _index(self, manifest: SnapshotManifest) -> None:
         self._manifests[manifest.root] = manifest
         for index, digest in enumerate(manifest.piece_hashes):
             self._places.setdefault(digest, (manifest.root, index))
@@ -95,7 +95,7 @@ class SnapshotStore:
         with self._lock:
             return frozenset(self._manifests)
 
-    def manifests(self) -> tuple[Manifest, ...]:
+    def manifests(self) -> tuple[SnapshotManifest, ...]:
         """The manifests of the whole snapshots that are here, oldest first."""
         with self._lock:
             return tuple(sorted(self._manifests.values(), key=lambda manifest: manifest.step))
@@ -132,12 +132,12 @@ class SnapshotStore:
                 self._places.pop(digest, None)
         return piece
 
-    def also_as(self, manifest: Manifest) -> None:
+    def also_as(self, manifest: SnapshotManifest) -> None:
         """Serve this manifest, too, for as long as a snapshot with its pieces is here: they have it under another one."""
         with self._lock:
             self._also[manifest.root] = manifest
 
-    def has_pieces(self, manifest: Manifest) -> bool:
+    def has_pieces(self, manifest: SnapshotManifest) -> bool:
         """Whether a snapshot with these pieces is here, whole, under whatever manifest."""
         with self._lock:
             return any(other.piece_hashes == manifest.piece_hashes for other in self._manifests.values())
@@ -159,8 +159,8 @@ class SnapshotStore:
     # ---- what is written ---------------------------------------------------------------------------------------------
 
     def write(
-        self, pieces: Iterable[bytes], total_bytes: int, describe: Callable[[tuple[bytes, ...]], Manifest]
-    ) -> Manifest:
+        self, pieces: Iterable[bytes], total_bytes: int, describe: Callable[[tuple[bytes, ...]], SnapshotManifest]
+    ) -> SnapshotManifest:
         """Keep a state of this peer's own. The store hashes each piece once; `describe` makes the manifest of these hashes.
 
         The disk has the whole snapshot when this returns. Raises StoreFullError, DiskError."""
@@ -190,7 +190,7 @@ class SnapshotStore:
                     path.unlink(missing_ok=True)
                 raise
 
-    def _name(self, manifest: Manifest, path: Path) -> None:
+    def _name(self, manifest: SnapshotManifest, path: Path) -> None:
         """Make a snapshot of a synced file: write its manifest, and give it its name."""
         self._write_manifest(manifest)
         path.replace(self._path(manifest.root, STATE))
@@ -198,11 +198,11 @@ class SnapshotStore:
         with self._lock:
             self._index(manifest)
 
-    def _write_manifest(self, manifest: Manifest) -> None:
+    def _write_manifest(self, manifest: SnapshotManifest) -> None:
         fresh = self._folder / f"{TEMPORARY}{next(self._serial)}"
         write_atomic(self._path(manifest.root, MANIFEST), fresh, lambda file: file.write(manifest.encoded))
 
-    def receive(self, manifest: Manifest) -> Receiving:
+    def receive(self, manifest: SnapshotManifest) -> Receiving:
         """Begin to fetch another peer's snapshot. Pieces that an earlier life fetched are there. Raises StoreFullError."""
         path = self._path(manifest.root, PART)
         for other in self._folder.glob(f"*{PART}"):  # this peer fetches a newer one instead
@@ -220,9 +220,9 @@ class SnapshotStore:
 
     # ---- what may go -------------------------------------------------------------------------------------------------
 
-    def make_room(self, size: int, wanted: Iterable[bytes]) -> tuple[Manifest, ...]:
+    def make_room(self, size: int, wanted: Iterable[bytes]) -> tuple[SnapshotManifest, ...]:
         """Delete whole snapshots, the oldest first, but none of `wanted`, until `size` more bytes fit. Returns what is gone."""
-        stay, gone = frozenset(wanted), list[Manifest]()
+        stay, gone = frozenset(wanted), list[SnapshotManifest]()
         for manifest in self.manifests():
             if self.total_bytes + size <= self.bytes_max:
                 break
@@ -282,7 +282,9 @@ class SnapshotStore:
 class Receiving:
     """A snapshot that this peer fetches. Several threads may use it at once, but only one for each piece."""
 
-    def __init__(self, manifest: Manifest, path: Path, name: Callable[[Manifest, Path], None], *, empty: bool) -> None:
+    def __init__(
+        self, manifest: SnapshotManifest, path: Path, name: Callable[[SnapshotManifest, Path], None], *, empty: bool
+    ) -> None:
         self._manifest, self._path, self._name, self._empty = manifest, path, name, empty
         self._file = path.open("r+b", buffering=0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from node.swarm.collector import Door
+from node.swarm.collector import PayloadDecoder
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Aside
 from node.swarm.pulls import Pulls
@@ -26,7 +26,13 @@ class Aggregator:
     """One peer's. A later request ends the work on an earlier one."""
 
     def __init__(
-        self, pulls: Pulls, door: Door, outbox: Outbox, view: View, runtime: Runtime, aside: Aside = asyncio.to_thread
+        self,
+        pulls: Pulls,
+        door: PayloadDecoder,
+        outbox: Outbox,
+        view: View,
+        runtime: Runtime,
+        aside: Aside = asyncio.to_thread,
     ) -> None:
         self._pulls, self._door, self._outbox = pulls, door, outbox
         self._view, self._runtime, self._aside = view, runtime, aside

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from node.swarm.collector import Door
+from node.swarm.collector import PayloadDecoder
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.pulls import Pulls
@@ -31,7 +31,7 @@ class Announcements:
         public_key: bytes,
         inbox: Inbox,
         pulls: Pulls,
-        door: Door,
+        door: PayloadDecoder,
         outbox: Outbox,
         view: View,
         runtime: Runtime,

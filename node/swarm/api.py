@@ -21,7 +21,7 @@ from node import patience
 from node.overlay.reach import Access
 from node.swarm.counters import Counters
 from node.swarm.events import Event, Failed, Snapshot, Welcome
-from node.swarm.membership import About
+from node.swarm.membership import JoinFacts
 from node.swarm.session import Session
 from protos import wall_clock
 from protos.errors import NetworkError, RefusedError, StoppedError
@@ -179,7 +179,7 @@ class Swarm:
                 raise StoppedError("stopped")
             time.sleep(min(left, SLICE_SECONDS))
 
-    def join(self, about: About, bootstrap: Sequence[str], patience_seconds: float = math.inf) -> Welcome:
+    def join(self, about: JoinFacts, bootstrap: Sequence[str], patience_seconds: float = math.inf) -> Welcome:
         """Get on the overlay and join the run. If the place was taken meanwhile, wait in line again. Waits for a coordinator
         that is away, at most so many seconds."""
         self._call(self._session.start(bootstrap), START_SECONDS_MAX, stoppable=True)

@@ -31,7 +31,7 @@ COPIES_EACH = 4
 CHECKED_SECONDS_MAX = 5.0
 
 
-class Door(Protocol):
+class PayloadDecoder(Protocol):
     """The door of payloads: it decides whether bytes are valid votes of a step."""
 
     @property
@@ -56,7 +56,7 @@ class Collector:
         public_key: bytes,
         pulls: Pulls,
         payloads: Payloads,
-        door: Door,
+        door: PayloadDecoder,
         snapshots: AgreedSnapshots,
         view: View,
         runtime: Runtime,

@@ -19,7 +19,7 @@ from node.swarm.outbox import Outbox
 from node.swarm.publication import Publication
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
-from node.swarm.witness import Told, Witness
+from node.swarm.witness import FollowedEntry, Witness
 from protos.errors import Refusal, RefusedError
 from protos.limits import REQUEST_BYTES_MAX
 from protos.log import SignedEntry
@@ -186,7 +186,7 @@ class Entries:
             self._runtime.spawn(self._accuse(told, signed))
         return False
 
-    async def _accuse(self, told: Told, signed: SignedEntry) -> None:
+    async def _accuse(self, told: FollowedEntry, signed: SignedEntry) -> None:
         """Send both entries to all connected peers before this peer stops, so that peers of either log see both."""
         error = self._witness.accuse(told, signed)
         self._runtime.log.error("the coordinator signed two logs", step=signed.entry.step, why=str(error))

@@ -104,7 +104,7 @@ class EvaluatedState:
 
 
 @dataclass(frozen=True)
-class Summed:
+class VotesSummed:
     """This peer has added up the votes of one attempt at a step: `payloads` is the digest over their hashes, `sha256` names the
     sum of `total_bytes`."""
 
@@ -128,5 +128,5 @@ Fact: TypeAlias = (
     | Reachable
     | Paused
     | Owned
-    | Summed
+    | VotesSummed
 )

@@ -29,7 +29,7 @@ from protos import limits
 from protos.assignment import assign
 from protos.end import open_end
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
-from protos.status import BehindError, SessionLostError
+from protos.grpc_errors import BehindError, SessionLostError
 from protos.text import printable
 from protos.tick import open_tick
 from protos.v1 import coordinator_pb2 as pb

@@ -31,7 +31,7 @@ TWICE_TODO = (
 
 
 @dataclass(frozen=True)
-class About:
+class JoinFacts:
     """The facts that a peer gives when it joins."""
 
     layout_digest: bytes
@@ -55,12 +55,12 @@ class Membership:
         self._client, self._connections = client, connections
         self._outbox, self._snapshots = outbox, snapshots
         self._view, self._runtime = view, runtime
-        self._about: About | None = None
+        self._about: JoinFacts | None = None
         self._process, self._told = secrets.token_bytes(PROCESS_BYTES), Again()
         self.used_twice = False
         """Whether another machine seems to use this peer's identity. Two that join in turn must not do so all the time."""
 
-    async def enter(self, about: About) -> Welcome:
+    async def enter(self, about: JoinFacts) -> Welcome:
         """Join for the first time, with these facts about the peer. Raises NetworkError or RefusedError."""
         self._about = about
         return await self.join()

@@ -25,7 +25,7 @@ from node.swarm.facts import (
     Published,
     Reachable,
     Stored,
-    Summed,
+    VotesSummed,
 )
 from protos import limits
 from protos.checks import VERDICT_STEPS
@@ -38,7 +38,7 @@ from protos.v1 import envelope_pb2, log_pb2
 
 SNAPSHOTS_TOLD_MAX = 8
 """This peer reports so many snapshots in a new session: the stored ones, and the last two roots."""
-AGAIN = (Published, Held, Abstained, Summed)
+AGAIN = (Published, Held, Abstained, VotesSummed)
 """Kinds of facts that a new roster of the open step has not heard."""
 PATIENT = (Held, Applied)
 """Kinds of facts that may wait: for more payloads, and for the next announcement."""
@@ -57,7 +57,7 @@ class Outbox:
 
     announcement: Published | None = None
     abstained: Abstained | None = None
-    summed: Summed | None = None
+    summed: VotesSummed | None = None
     """The sum that this peer made as an aggregator of the open step."""
     holdings: dict[Held, int] = field(default_factory=dict)
     """Held payloads, and the step that each belongs to."""
@@ -118,7 +118,7 @@ class Outbox:
 
     def add_sum(self, step: int, attempt: int, payloads: bytes, sha256: bytes, total_bytes: int) -> None:
         """This peer has added votes up. It says so again if it is asked again: the coordinator may have started anew."""
-        self.summed = Summed(step, attempt, payloads, sha256, total_bytes)
+        self.summed = VotesSummed(step, attempt, payloads, sha256, total_bytes)
         self._told.discard(self.summed)
         self._news.set()
 

@@ -22,7 +22,7 @@ from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.aggregator import Aggregator
 from node.swarm.announcements import Announcements
-from node.swarm.collector import Collector, Door
+from node.swarm.collector import Collector, PayloadDecoder
 from node.swarm.counters import Counters
 from node.swarm.entries import Entries
 from node.swarm.events import Event
@@ -64,7 +64,7 @@ REAL = Outside()
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ServedBlobs:
     """The blobs that this peer serves: payloads that may be shown, and pieces of snapshots."""
 
     publication: Publication
@@ -109,7 +109,7 @@ def build(
     identity: Identity,
     identity_path: Path,
     overlay: OverlaySettings,
-    door: Door,
+    door: PayloadDecoder,
     pieces: Callable[[bytes], bytes | None],
     payloads: Payloads,
     emit: Callable[[Event], Awaitable[None]],
@@ -152,7 +152,7 @@ def build(
         public_key, client, entries, announcements, aggregator, listener, membership, neighbours, connections, outbox, reporter,
         snapshots, patience, view, runtime,
     )  # fmt: skip
-    blob_server = BlobServer(Shelf(publication, pieces).get, wire, refused, audience, counters.arrivals)
+    blob_server = BlobServer(ServedBlobs(publication, pieces).get, wire, refused, audience, counters.arrivals)
     push_server = PushServer(announcements, view, pulls.keep, wire, refused)
     return Parts(
         invite, patience, counters, view, outbox, runtime, host, client, snapshots, fetcher, topic, pusher, publication,

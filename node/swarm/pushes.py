@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node.blobs import blobs
-from node.blobs.audience import Audience, Limits, Seat
+from node.blobs.audience import Audience, ServedStream, StreamLimits
 from node.blobs.blobs import Arrivals, WireBytes, drained
 from node.overlay import streams
 from node.overlay.host import Host
@@ -36,7 +36,7 @@ from protos.announcement import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 from protos.tick import Tick
 
 # Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. `Pusher.publish` waits for
@@ -76,9 +76,9 @@ class PushServer:
     ) -> None:
         self._announcements, self._view, self._keep = announcements, view, keep
         self._wire, self._refused = wire, refused
-        self._audience = Audience(frozenset(), Limits(PUSHES_A_PEER_MAX, 1, STRANGERS_MAX, PUSHERS_MAX))
+        self._audience = Audience(frozenset(), StreamLimits(PUSHES_A_PEER_MAX, 1, STRANGERS_MAX, PUSHERS_MAX))
         self._tick: Tick | None = None
-        self._rate = Rate(PUSHES_MAX_AT_ONCE, PUSH_MS, contract.ROSTER_PEERS_MAX)
+        self._rate = RateLimiter(PUSHES_MAX_AT_ONCE, PUSH_MS, contract.ROSTER_PEERS_MAX)
 
     async def handle(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One author's stream, until the author closes it, is silent for too long, or sends something wrong."""
@@ -117,7 +117,7 @@ class PushServer:
             self._audience.members = frozenset(key.hex() for key in self._view.roster)
         return self._audience
 
-    async def _next(self, author: bytes, seat: Seat, reader: asyncio.StreamReader) -> None:
+    async def _next(self, author: bytes, seat: ServedStream, reader: asyncio.StreamReader) -> None:
         """Wait for one push, and take it. A stranger is waited for until the next tick or so, a member for minutes."""
         seat.waits_since = _now()
         member = self._of_now().is_member(seat.remote)
@@ -135,7 +135,7 @@ class PushServer:
         length = int.from_bytes(await reader.readexactly(4), "big")
         if length > PUSHED_BYTES_MAX:
             raise Refusal(Reason.TOO_LARGE, f"pushed payload of {length} bytes, at most {PUSHED_BYTES_MAX}")
-        if not self._rate.may(author, 1000 * asyncio.get_running_loop().time()):
+        if not self._rate.allow(author, 1000 * asyncio.get_running_loop().time()):
             raise Refusal(Reason.TOO_MANY, "too many pushes of one author: one or two a step are expected")
         if self._wire.down.shut:
             raise Refusal(Reason.TOO_MANY, "a push while the owner's download of the month is used up")

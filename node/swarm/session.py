@@ -19,7 +19,7 @@ from node.overlay.reach import Access
 from node.swarm import pushes
 from node.swarm.counters import Counters
 from node.swarm.events import Committed, Event, Snapshot, Welcome
-from node.swarm.membership import About
+from node.swarm.membership import JoinFacts
 from node.swarm.parts import Parts
 from protos.errors import Refusal, RefusedError, SwarmentumError
 from protos.evaluation import Evaluation, seal_evaluation
@@ -88,7 +88,7 @@ class Session:
             await parts.host.find_out()
         parts.outbox.move_to(tuple(await parts.host.addresses()))
 
-    async def enter(self, about: About) -> Welcome:
+    async def enter(self, about: JoinFacts) -> Welcome:
         """Join the run. Raises NetworkError or RefusedError."""
         return await self.parts.client.or_move(self.parts.membership.enter(about))
 

@@ -20,7 +20,7 @@ ENTRIES_KEPT_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True)
-class Told:
+class FollowedEntry:
     """An entry that this peer follows. Of the entry that this peer started after, it may know the hash alone."""
 
     step: int
@@ -33,21 +33,21 @@ class Witness:
 
     def __init__(self, run_id: bytes, coordinator: bytes, folder: Path) -> None:
         self._run_id, self._coordinator, self._folder = run_id, coordinator, folder
-        self._told: OrderedDict[int, Told] = OrderedDict()
+        self._told: OrderedDict[int, FollowedEntry] = OrderedDict()
         self._bytes = 0
 
     def start(self, step: int, head: bytes) -> None:
         """The log continues after this step, whose entry has this hash (step 0: the run id)."""
         if step not in self._told:
-            self._keep(Told(step, head))
+            self._keep(FollowedEntry(step, head))
 
     def saw(self, signed: SignedEntry) -> None:
         """This peer follows this entry."""
         before = self._told.pop(signed.entry.step, None)
         self._bytes -= len(before.envelope) if before else 0
-        self._keep(Told(signed.entry.step, signed.hash, signed.envelope))
+        self._keep(FollowedEntry(signed.entry.step, signed.hash, signed.envelope))
 
-    def _keep(self, told: Told) -> None:
+    def _keep(self, told: FollowedEntry) -> None:
         self._told[told.step] = told
         self._bytes += len(told.envelope)
         while len(self._told) > ENTRIES_KEPT_MAX or (self._bytes > ENTRIES_KEPT_BYTES_MAX and len(self._told) > 2):
@@ -68,7 +68,7 @@ class Witness:
         told = self._told.get(step)
         return b"" if told is None else told.envelope
 
-    def contradiction(self, signed: SignedEntry) -> Told | None:
+    def contradiction(self, signed: SignedEntry) -> FollowedEntry | None:
         """The entry that this peer follows and that cannot be in one log with `signed`; None if there is none."""
         step = signed.entry.step
         same, before = self._told.get(step), self._told.get(step - 1)
@@ -78,7 +78,7 @@ class Witness:
             return before
         return None
 
-    def accuse(self, told: Told, signed: SignedEntry) -> DivergedError:
+    def accuse(self, told: FollowedEntry, signed: SignedEntry) -> DivergedError:
         """Keep both entries as evidence. Returns the error that stops this peer."""
         step = signed.entry.step
         what = (

@@ -26,7 +26,7 @@ from textual.widgets import Footer
 from node.control import words
 from node.control.call import call
 from node.terminal.rates import Rates
-from node.terminal.view import View
+from node.terminal.terminal_app import TerminalView
 from node.terminal.widgets import Curve, Fact, Heading, Lines, Rule
 from protos.amounts import duration
 from protos.errors import SwarmentumError
@@ -55,7 +55,7 @@ the last steps.
 """
 
 
-class PeerView(View):
+class PeerView(TerminalView):
     """Of the peer with this home. `peer`: its process, which Ctrl-C is for; `life`: see the module."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -69,7 +69,7 @@ class PeerView(View):
     HELP_TEXT = HELP
     STOPPED = 0  # the peer says how it ended
     CSS = (
-        View.CSS
+        TerminalView.CSS
         + """
     #facts { width: 1fr; height: auto; }
     #upper { height: auto; }

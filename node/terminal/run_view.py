@@ -19,7 +19,7 @@ from textual.containers import Vertical
 from textual.widgets import DataTable, Footer
 
 from node.control import words
-from node.terminal.view import View
+from node.terminal.terminal_app import TerminalView
 from node.terminal.widgets import Curve, Fact, Heading, Rule
 from protos.amounts import amount, duration
 from protos.errors import NetworkError, SwarmentumError
@@ -48,7 +48,7 @@ Any key closes this help.
 Values = Mapping[str, Any]
 
 
-class Source(Protocol):
+class RunViewSource(Protocol):
     """Where the view gets its facts."""
 
     async def look(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Source(Protocol):
         """Hang up."""
 
 
-class RunView(View):
+class RunView(TerminalView):
     """Of one run. `failure` is the refusal that ended the view, if one did."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -72,13 +72,13 @@ class RunView(View):
     ]
     HELP_TEXT = HELP
     CSS = (
-        View.CSS
+        TerminalView.CSS
         + """
     DataTable { height: 1fr; background: $background; overflow-x: hidden; }
     """
     )
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RunViewSource) -> None:
         super().__init__()
         self._source = source
         self.failure: SwarmentumError | None = None

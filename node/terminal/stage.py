@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from node.control.recent import Recent
+from node.control.recent import RecentLogLines
 from node.terminal.logfile import LOG_FILE, LogFile
 from protos.safe_path import python_command
 
@@ -57,7 +57,7 @@ class Stage:
     """The log's target, and the view of one peer. `wanted`: show the view from `open` on, if the terminal can."""
 
     def __init__(self, *, wanted: bool = False) -> None:
-        self.recent = Recent()
+        self.recent = RecentLogLines()
         self.log_file: Path | None = None
         """The file of the log lines; None while they go to stderr."""
         self._wanted = wanted and can_show()

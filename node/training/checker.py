@@ -11,7 +11,7 @@ from node.optim.demo import DeMoConfig
 from node.optim.votes.places import Draw
 from node.swarm.api import Swarm
 from node.swarm.events import Committed
-from node.training import checks
+from node.training import vote_checks
 from node.training.recovery import Stopping
 from node.training.replica import Replica
 from protos.assignment import Range
@@ -40,13 +40,13 @@ class Checker:
 
     def opened(self, tick: Tick) -> None:
         """A step is open, perhaps before the entry of the step before is applied."""
-        self.ticks = checks.newest(self.ticks, tick)
+        self.ticks = vote_checks.newest(self.ticks, tick)
 
     def check(self, event: Committed) -> None:
         """Check other peers' votes, if the entry draws this peer, at the state on which they were computed."""
         demo = self._replica.demo
         tick = self.ticks.get(event.signed.entry.step)
-        mine = [] if tick is None else checks.due(self._me, self._trust, tick, event.signed)
+        mine = [] if tick is None else vote_checks.due(self._me, self._trust, tick, event.signed)
         if tick is None or not mine:
             return
         own = demo.config
@@ -54,22 +54,22 @@ class Checker:
 
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
             if away := self._samples.away(ranges):
-                raise checks.NoGradient(away)
+                raise vote_checks.NoGradient(away)
             over = self._replica.mean_gradient(self._samples, ranges, self._micro_batch, self._autocast, self._stopping)
             if over.samples < sum(map(len, ranges)):
-                raise checks.NoGradient("this peer is about to stop")
-            return checks.transformed(demo.layout, self._replica.whole_gradients(), own.transform)
+                raise vote_checks.NoGradient("this peer is about to stop")
+            return vote_checks.transformed(demo.layout, self._replica.whole_gradients(), own.transform)
 
         try:
             step, seed = event.signed.entry.step, own.seed
             votes = {
-                key: checks.seen_votes(
+                key: vote_checks.seen_votes(
                     own.form, update.votes, update.size, demo.layout.chunks, Draw(seed, step, (key,))
                 )
                 for key, update in event.by_author.items()
             }
-            found = checks.verdicts(self._me, mine, self._trust, tick, event.signed, votes, gradient)
-        except checks.NoGradient as error:
+            found = vote_checks.verdicts(self._me, mine, self._trust, tick, event.signed, votes, gradient)
+        except vote_checks.NoGradient as error:
             self._log.info(
                 "skipping the check of other peers' votes: this peer cannot compute the gradient",
                 step=event.signed.entry.step,

@@ -31,7 +31,7 @@ class Copier(Trainer):
     def follow(self, store: bool = False) -> None:
         """See `Trainer.follow`. The coordinator hears of the pause before it hears of a state, so no step asks this peer."""
         self.wishes.pause("this command copies the state, and trains in no step")
-        self._heed()
+        self._sync_pause()
         super().follow(store)
 
     def run(self) -> bool:
@@ -39,7 +39,7 @@ class Copier(Trainer):
         while self.replica.step < self.copy_at and not self.stopping():
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
-            self._heed()
+            self._sync_pause()
             self._handle(event)
         return self.replica.step >= self.copy_at
 
@@ -66,7 +66,7 @@ class Following(Copier):
         while not self.stopping():
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
-            self._heed()
+            self._sync_pause()
             before = self.replica.step
             self._handle(event)
             if self.replica.step == before + 1:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from node.archive.record import Recorder
 from node.swarm.events import Ended
 from node.training.keeper import Keeper
+from node.training.recording import StepRecorder
 from node.training.replica import Replica
 from protos.end import End
 from protos.errors import DivergedError
@@ -59,7 +59,7 @@ class LastStep:
             )
 
 
-def heed(event: Ended, last: LastStep, replica: Replica, keeper: Keeper, archive: Recorder | None) -> None:
+def apply_end(event: Ended, last: LastStep, replica: Replica, keeper: Keeper, archive: StepRecorder | None) -> None:
     """The operator ended the run. A state that is there already is stored for late joiners, as after the last planned step."""
     if not last.told(event.end, replica.step, replica.head):
         return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from node.commands.card import MARK
+from node.export.card import MARK
 from protos.errors import OperatorError
 from protos.run_config import ClockConfig
 

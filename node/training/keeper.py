@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from node.archive.record import Recorder
 from node.snapshot.image import Image
-from node.snapshot.pieces import Manifest
+from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.private import PrivateStateError, write_private
 from node.snapshot.store import SnapshotStore
 from node.training.core_part import CorePart
+from node.training.recording import StepRecorder
 from node.training.replica import THREAD_SAFE, Describe, Replica
 from node.training.spans import Spans
 from protos.cores import usable_cores
@@ -50,7 +50,7 @@ class Keeper:
         replica: Replica,
         store: SnapshotStore,
         private_path: Path,
-        stored: Callable[[Manifest, bool], None],
+        stored: Callable[[SnapshotManifest, bool], None],
         log: Any,
         *,
         behind: bool = True,
@@ -61,7 +61,7 @@ class Keeper:
         self._stored, self._log, self._behind = stored, log, behind
         self._snapshots_kept, self._spans = snapshots_kept, spans or Spans()
         self._lock = threading.Lock()
-        self._manifests: dict[int, Manifest] = {}
+        self._manifests: dict[int, SnapshotManifest] = {}
         self._agreed: dict[int, bytes] = {}
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of states, and of momentum
@@ -74,7 +74,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     @property
-    def manifests(self) -> tuple[Manifest, ...]:
+    def manifests(self) -> tuple[SnapshotManifest, ...]:
         """The snapshots that this replica computed or loaded, oldest first, stored here or by other peers."""
         with self._lock:
             return tuple(self._manifests[step] for step in sorted(self._manifests))
@@ -96,7 +96,7 @@ class Keeper:
         describe = replica.describer(image.total_bytes)
         self._submit(partial(self._keep, image, describe, kept, replica.step), image)
 
-    def _known(self, step: int, head: bytes) -> Manifest | None:
+    def _known(self, step: int, head: bytes) -> SnapshotManifest | None:
         with self._lock:
             known = self._manifests.get(step)
         return known if known is not None and (step == 0 or known.entry_hash == head) else None
@@ -123,7 +123,11 @@ class Keeper:
         self._submit(partial(write_private, partial(self._paced, image), self._private_path), image, private=True)
 
     def archive(
-        self, recorder: Recorder, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]
+        self,
+        recorder: StepRecorder,
+        signed: SignedEntry,
+        payloads: Sequence[bytes],
+        announcements: Mapping[bytes, bytes],
     ) -> None:
         """Record an entry that the replica has just applied. Waits while too many entries wait: an archive has no gaps."""
         size = sum(map(len, payloads))
@@ -139,7 +143,7 @@ class Keeper:
 
     def _record(
         self,
-        recorder: Recorder,
+        recorder: StepRecorder,
         signed: SignedEntry,
         payloads: Sequence[bytes],
         announcements: Mapping[bytes, bytes],
@@ -152,7 +156,7 @@ class Keeper:
                 self._archiving_bytes -= size
                 self._written.notify_all()
 
-    def adopt(self, manifest: Manifest) -> None:
+    def adopt(self, manifest: SnapshotManifest) -> None:
         """The replica has loaded a snapshot that is in the store. Later snapshots are of a state that does not count."""
         with self._lock:
             self._manifests = {step: m for step, m in self._manifests.items() if step < manifest.step}

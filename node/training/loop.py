@@ -21,32 +21,32 @@ from typing import Any
 
 import structlog
 
-from node.archive.record import Recorder
-from node.control.standing import Standing
-from node.control.wishes import Wishes
-from node.data.pace import Source
+from node.control.owner_requests import OwnerRequests
+from node.control.vote_history import VoteHistory
+from node.data.pace import PacedSamples
 from node.data.samples import Samples
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
 from node.snapshot.drawn import drawn
-from node.snapshot.pieces import Manifest
+from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
-from node.swarm.membership import About
+from node.swarm.membership import JoinFacts
 from node.training.checker import Checker
-from node.training.ending import LastStep, heed
-from node.training.evaluation import Evaluator
+from node.training.digest_reporter import DigestReporter
+from node.training.effective_settings import EffectiveSettings
+from node.training.ending import LastStep, apply_end
+from node.training.fork_start import Start
+from node.training.held_out import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT, Keeper
 from node.training.maker import NoVotes
-from node.training.reached import Reached
-from node.training.ready import Ready
+from node.training.pending_gradient import PendingGradient
+from node.training.recording import StepRecorder
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.spans import Spans
-from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
-from node.training.terms import Terms
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import payload_hash
@@ -81,16 +81,16 @@ class Trainer:
     patience_seconds: float = math.inf
     taking_part: bool = False
     announced_step: int = 0
-    ready: Ready | None = None
+    ready: PendingGradient | None = None
     vote_size: VoteSize | None = None
-    archive: Recorder | None = None
+    archive: StepRecorder | None = None
     evaluator: Evaluator | None = None
     entered: bool = False  # this peer's momentum is loaded, so it may be saved
     behind: bool = True  # a thread of its own writes snapshots and momentum
     snapshots_kept: int = SNAPSHOTS_KEPT
     start: Start | None = None  # of a fork: the state of another run that it begins at
-    wishes: Wishes = field(default_factory=Wishes)
-    standing: Standing = field(default_factory=Standing)
+    wishes: OwnerRequests = field(default_factory=OwnerRequests)
+    standing: VoteHistory = field(default_factory=VoteHistory)
     throttle: Throttle = field(default_factory=Throttle)
     spans: Spans = field(default_factory=Spans)
     paused: bool = False  # the coordinator knows that the owner paused this peer
@@ -99,8 +99,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
-        self.source, self.last = Source(self.log), LastStep(self.config.clock.steps)
-        self.terms = Terms(self.config, self.last)
+        self.source, self.last = PacedSamples(self.log), LastStep(self.config.clock.steps)
+        self.terms = EffectiveSettings(self.config, self.last)
         self.keeper = Keeper(
             self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind,
             snapshots_kept=self.snapshots_kept, spans=self.spans,
@@ -110,7 +110,7 @@ class Trainer:
             agreed_start=self.anchored or self.config.admission.mode != "open", patience_seconds=self.patience_seconds,
             start=self.start,
         )  # fmt: skip
-        self.reached, self.checker = Reached(self.replica, self.swarm, self.recovery), None
+        self.reached, self.checker = DigestReporter(self.replica, self.swarm, self.recovery), None
         if self.config.trust.enabled and self.samples is not None and self.replica.maker.checks:
             self.checker = Checker(
                 public_key_of(self.summary.id), self.config.trust, self.replica, self.samples, self.swarm,
@@ -125,7 +125,7 @@ class Trainer:
     def enter(self, bootstrap: Sequence[str]) -> None:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
-        about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
+        about = JoinFacts(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
         welcome = self.swarm.join(about, bootstrap, self.patience_seconds)
         self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
@@ -142,8 +142,8 @@ class Trainer:
             if not isinstance(event, Opened):
                 self.reached.settle()
             self.keeper.check()
-            self.throttle.heed()
-            self._heed()
+            self.throttle.refresh()
+            self._sync_pause()
             self._handle(event)
             if self.finished and self.replica.step >= self.last.step:
                 return True
@@ -181,13 +181,13 @@ class Trainer:
                 self.log.info(event.words, step=self.replica.step, why=event.reason)
             case Ended():
                 self.opened = None
-                heed(event, self.last, self.replica, self.keeper, self.archive)
+                apply_end(event, self.last, self.replica, self.keeper, self.archive)
             case Finished():
                 self.finished = True  # a late joiner hears it before it has replayed the log
             case Failed():
                 raise event.error
 
-    def _heed(self) -> None:
+    def _sync_pause(self) -> None:
         """Tell the coordinator if the owner or a condition has paused this peer, or lets it take part again."""
         if self.wishes.paused == self.paused or self.is_anchor:
             return
@@ -238,7 +238,7 @@ class Trainer:
             with replica.ahead(tick.lr):
                 self.ready = self._gradients(opened, late=True)
 
-    def _gradients(self, opened: Opened, late: bool = False) -> Ready | None:
+    def _gradients(self, opened: Opened, late: bool = False) -> PendingGradient | None:
         """The gradient of this peer's samples, in `.grad`. None for NaN, or if the step is decided (unless `late`)."""
         tick, replica, samples = opened.tick, self.replica, self.samples
         assert samples is not None, "an anchor does not train"
@@ -263,7 +263,7 @@ class Trainer:
             self.standing.late(tick.step, result.samples, opened.ranges or (), time.monotonic() - started)
             self.log.info(f"no votes: {why}", step=tick.step, samples=result.samples)
             return None
-        return Ready(result, time.monotonic() - started, tick.step)
+        return PendingGradient(result, time.monotonic() - started, tick.step)
 
     def _abstain(self, step: int, error: ArithmeticError | NoVotes, tell: bool = True) -> None:
         """Skip a step. `tell` the coordinator, unless the gradient was for the next step: that step computes its own."""
@@ -275,7 +275,7 @@ class Trainer:
             self.standing.skipped(step, why)
             self.swarm.abstained(step, str(error))
 
-    def _publish(self, opened: Opened, ready: Ready) -> None:
+    def _publish(self, opened: Opened, ready: PendingGradient) -> None:
         tick, result, started = opened.tick, ready.result, time.monotonic()
         if self.vote_size is not None:
             before, arrivals = self.replica.size, self.swarm.counters.arrivals
@@ -361,7 +361,7 @@ class Trainer:
         if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0 and recent:
             self.keeper.private()
 
-    def _stored(self, manifest: Manifest, kept: bool) -> None:
+    def _stored(self, manifest: SnapshotManifest, kept: bool) -> None:
         """On the keeper's thread: a snapshot's root is known, and the snapshot is on the disk if it is `kept`."""
         root = manifest.root if self.start is None else self.start.named(manifest)
         self.swarm.stored(manifest.step, root, manifest.total_bytes, kept)

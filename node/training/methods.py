@@ -11,8 +11,8 @@ from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.layout import Layout, Source
 from node.optim.local import LocalConfig
+from node.optim.paper.coefficient_payload import PaperForm
 from node.optim.paper.demo import PaperConfig, PaperDeMo
-from node.optim.paper.form import PaperForm
 from node.optim.votes.form import Form
 from protos.optimizer_config import SIZE_KEYS, OptimizerConfig
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.model.room import Room
+from node.model.room import DeviceMemory
 from node.model.size import BYTES_A_NUMBER, ModelSize
 from node.optim.second_moment import Kind
 from node.training.methods import demo_config
@@ -99,7 +99,7 @@ def need_of(
     return Need(size.parameters, size.model_bytes, -(-state // ranks), sample, base * one, private * one)
 
 
-def fitting(need: Need, room: Room, wanted: int) -> int:
+def fitting(need: Need, room: DeviceMemory, wanted: int) -> int:
     """The micro-batch up to `wanted` that fits, halved as often as needed; 0: not even one sample does."""
     size = wanted
     while size > 1 and need.memory(size) > PART_USED_MAX * room.free:
@@ -108,7 +108,7 @@ def fitting(need: Need, room: Room, wanted: int) -> int:
 
 
 def fit(
-    need: Need, room: Room | None, device: str, wanted: int, *, chosen: bool, checkpointing: bool
+    need: Need, room: DeviceMemory | None, device: str, wanted: int, *, chosen: bool, checkpointing: bool
 ) -> tuple[int, str]:
     """The micro-batch that a peer takes on a device, and why; 0: the run does not fit, and what to do.
 
@@ -139,7 +139,7 @@ def fit(
     return fits, f"{parameters}, {amount(need.memory(fits))} of {amount(room.free)} ({device}){smaller}"
 
 
-def building(need: Need, main: Room) -> tuple[bool, str]:
+def building(need: Need, main: DeviceMemory) -> tuple[bool, str]:
     """Whether the main memory holds the weights while they are built, and later the copies that are written to the disk."""
     most = max(need.weights, need.copies)
     if most <= main.free:

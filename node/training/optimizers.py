@@ -93,7 +93,7 @@ def own_optimizer(
     return OwnDeMo(model, replace(demo_config(optimizer, size, run_id, author), second_moment=second))
 
 
-class Local(Protocol):
+class LocalOptimizer(Protocol):
     """Local steps of a replica: `LocalSteps` on one device, `node.ranks.lead.LedLocal` over all ranks of a peer."""
 
     config: LocalConfig

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from node.snapshot.pieces import Manifest
+from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
-from node.training.doubt import BadSnapshotError, Doubt
+from node.training.divergence import BadSnapshotError, Divergence
+from node.training.fork_start import Start
 from node.training.keeper import Keeper
 from node.training.loading import Loading
 from node.training.replica import Replica
-from node.training.start import Start
 from node.training.sync import fetch_snapshot
 from protos.disk import write_bytes
 from protos.errors import DivergedError, NetworkError, Reason, Refusal, StoppedError
@@ -77,7 +77,7 @@ class Recovery:
         the one that the genesis names."""
         self._confirmed: int | None = None
         self._digests: dict[int, bytes] = {}
-        self._doubt: Doubt | None = None
+        self._doubt: Divergence | None = None
         self._recomputed = 0
         self._bad: set[bytes] = set()
         self._bytes = 0
@@ -155,7 +155,7 @@ class Recovery:
             self._confirmed = step
             return True
         reason = f"the log's entry {signed.entry.step} holds the digest {claimed.hex()[:16]} for this state"
-        self._contradicted(Doubt(step, self._replica.digest(), claimed, reason, signed.envelope))
+        self._contradicted(Divergence(step, self._replica.digest(), claimed, reason, signed.envelope))
         return False
 
     def told(self, event: Resync) -> None:
@@ -175,7 +175,7 @@ class Recovery:
             return
         if self._doubt is not None and event.step <= self._doubt.step:
             return  # the peer computes this state again already
-        self._contradicted(Doubt(event.step, own, b"", f"the coordinator says: {event.reason}"))
+        self._contradicted(Divergence(event.step, own, b"", f"the coordinator says: {event.reason}"))
 
     def lost(self, reason: str) -> None:
         """No peer that answers holds votes that the log names: this peer needs a snapshot from after them."""
@@ -206,7 +206,7 @@ class Recovery:
 
     # ---- computing again ---------------------------------------------------------------------------------------------
 
-    def _contradicted(self, doubt: Doubt) -> None:
+    def _contradicted(self, doubt: Divergence) -> None:
         if self._base is not None and self._confirmed is None:
             self._reject(self._base, doubt)
             return
@@ -228,13 +228,13 @@ class Recovery:
             self._log.warning("the peer's own last snapshot cannot be loaded", why=str(error))
             self._stop(doubt, None)
 
-    def _own_snapshot(self, step: int) -> Manifest | None:
+    def _own_snapshot(self, step: int) -> SnapshotManifest | None:
         """This peer's newest snapshot from before a step that an entry confirms, or else its oldest from before that step."""
         known = [manifest for manifest in self._keeper.manifests if manifest.step < step]
         sure = [m for m in known if self._confirmed is not None and m.step <= self._confirmed]
         return sure[-1] if sure else known[0] if known else None
 
-    def _have(self, manifest: Manifest) -> None:
+    def _have(self, manifest: SnapshotManifest) -> None:
         """Make sure that a snapshot that this peer computed is here, each piece verified.
 
         Pieces that this peer does not store, or that rotted, come from peers that store them, by the hashes that this peer
@@ -262,7 +262,7 @@ class Recovery:
         self._swarm.restarted(self._replica.step)
         self._follow(store)
 
-    def _stop(self, doubt: Doubt, again: bytes | None) -> NoReturn:
+    def _stop(self, doubt: Divergence, again: bytes | None) -> NoReturn:
         """Keep the evidence, and stop: this peer's state stands."""
         path = self._folder / EVIDENCE
         evidence = {
@@ -286,7 +286,7 @@ class Recovery:
 
     # ---- snapshots of others -----------------------------------------------------------------------------------------
 
-    def _reject(self, base: Snapshot, doubt: Doubt) -> None:
+    def _reject(self, base: Snapshot, doubt: Divergence) -> None:
         """The log contradicts the snapshot that this peer began with: the peer loads the snapshot before it."""
         self._log.error("the log contradicts the snapshot that this peer loaded", step=base.step, why=doubt.reason)
         self._bad.add(base.root)
@@ -370,7 +370,7 @@ class Recovery:
         self._base, self._doubt = snapshot, None
         self._confirmed = snapshot.step if claimed else None
 
-    def _fetch(self, snapshot: Snapshot) -> Manifest:
+    def _fetch(self, snapshot: Snapshot) -> SnapshotManifest:
         """Have an agreed snapshot in the store, whose older ones give room."""
         digest, room = self._replica.layout_digest, self._keeper.make_room
         return fetch_snapshot(self._swarm, self._store, snapshot, digest, self._progress, room)
@@ -385,7 +385,7 @@ class Recovery:
         self._base, self._doubt, self._confirmed = None, None, 0
         self._log.info("starting state loaded", step=0, of=str(start.state), from_disk=from_disk)
 
-    def _fetch_start(self, start: Start, offered: Sequence[Snapshot]) -> Manifest:
+    def _fetch_start(self, start: Start, offered: Sequence[Snapshot]) -> SnapshotManifest:
         holders = next((snapshot.holders for snapshot in offered if snapshot.step == 0), ())
         return start.fetch(self._swarm, holders, self._replica.layout_digest, self._progress)
 

@@ -23,11 +23,11 @@ from node.optim.local import LocalSteps
 from node.optim.second_moment import Kind
 from node.optim.sharded.spread import Pieces, whole
 from node.snapshot.image import Image, Spare
-from node.snapshot.pieces import Manifest, describe, load, pack, parameters_of
+from node.snapshot.pieces import SnapshotManifest, describe, load, pack, parameters_of
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
 from node.training.maker import BuiltIn, GradientMaker
 from node.training.methods import local_config
-from node.training.optimizers import Local, Optimizer, own_optimizer
+from node.training.optimizers import LocalOptimizer, Optimizer, own_optimizer
 from node.wire.codec import Update, encode_update, payload_hash
 from protos.assignment import Range, split_samples
 from protos.errors import OperatorError
@@ -35,7 +35,7 @@ from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 from protos.optimizer_config import OptimizerConfig
 
-Describe = Callable[[tuple[bytes, ...]], Manifest]
+Describe = Callable[[tuple[bytes, ...]], SnapshotManifest]
 BASE_PREFIX = "swarmentum.base."
 FP32_BYTES: Final = 4
 THREAD_SAFE: Final = ("cpu", "cuda")
@@ -71,7 +71,7 @@ class Replica:
         size: int,
         *,
         demo: Optimizer | None = None,
-        local: Local | None = None,
+        local: LocalOptimizer | None = None,
         author: bytes = b"",
         second: Kind = "whole",
         maker: GradientMaker | None = None,
@@ -248,7 +248,7 @@ class Replica:
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------
 
-    def packed(self) -> tuple[Manifest, bytes]:
+    def packed(self) -> tuple[SnapshotManifest, bytes]:
         """The state as a safetensors file in memory, and its manifest; `image` gives the same file piece by piece."""
         data = pack({name: whole(tensor) for name, tensor in self.state.items()})
         run_id, layout_digest = self.run_id, self.layout_digest
@@ -261,7 +261,9 @@ class Replica:
     def describer(self, total_bytes: int) -> Describe:
         """A function that makes the manifest of the present state, now or later, from the sha256 of its pieces."""
         run_id, layout_digest, step, head = self.run_id, self.layout_digest, self.step, self.head
-        return lambda hashes: Manifest(run_id, step, head, layout_digest, total_bytes, SNAPSHOT_PIECE_BYTES, hashes)
+        return lambda hashes: SnapshotManifest(
+            run_id, step, head, layout_digest, total_bytes, SNAPSHOT_PIECE_BYTES, hashes
+        )
 
     def _remember(self, image: Image, *, private: bool) -> Image:
         self._images[private] = [*(old for old in self._images[private] if not old.detached), image]
@@ -282,7 +284,7 @@ class Replica:
         with self.demo.ahead(lr):
             yield
 
-    def load(self, manifest: Manifest, data: bytes | Path) -> None:
+    def load(self, manifest: SnapshotManifest, data: bytes | Path) -> None:
         """Load the state of a verified snapshot, which may be a file. Published votes go back to the momentum."""
         self._detach()
         self._detach(private=True)

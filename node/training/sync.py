@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from node.snapshot.elsewhere import Piece
-from node.snapshot.pieces import Manifest, open_manifest
+from node.snapshot.pieces import SnapshotManifest, open_manifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Snapshot
@@ -26,7 +26,9 @@ def manifest_bytes(snapshot: Snapshot) -> int:
     if not 0 < pieces <= SNAPSHOT_PIECES_MAX:
         raise Refusal(Reason.OUT_OF_RANGE, f"snapshot of {snapshot.total_bytes} bytes")
     blank = bytes(HASH_BYTES)
-    made = Manifest(blank, snapshot.step, blank, blank, snapshot.total_bytes, SNAPSHOT_PIECE_BYTES, (blank,) * pieces)
+    made = SnapshotManifest(
+        blank, snapshot.step, blank, blank, snapshot.total_bytes, SNAPSHOT_PIECE_BYTES, (blank,) * pieces
+    )
     return len(made.encoded)
 
 
@@ -37,7 +39,7 @@ def fetch_snapshot(
     layout_digest: bytes,
     progress: Progress,
     make_room: Callable[[int], object],
-) -> Manifest:
+) -> SnapshotManifest:
     """The manifest of an agreed snapshot. The store has the snapshot's file on return. Raises NetworkError or Refusal.
 
     `make_room`: called with the bytes that are needed, once a peer has answered.
@@ -57,7 +59,7 @@ def fetch_snapshot(
 def fetch_pieces(
     swarm: Swarm,
     store: SnapshotStore,
-    manifest: Manifest,
+    manifest: SnapshotManifest,
     holders: Sequence[bytes],
     progress: Progress,
     local: Piece | None = None,

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from node.control.standing import Given
+from node.control.vote_history import Given
 from node.swarm.counters import Counters
 from node.training.spans import Spans
 from node.training.trackers import Tracking

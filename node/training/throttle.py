@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from protos.cores import usable_cores
 
 OWED_SECONDS_MAX = 60.0
@@ -36,7 +36,7 @@ class Throttle:
         self._threads: int | None = None
         self._at, self._owed = now(), 0.0
 
-    def heed(self) -> None:
+    def refresh(self) -> None:
         """Take the number of threads that is wanted now."""
         threads = self._wanted().threads
         if threads != self._threads:

@@ -18,10 +18,10 @@ from node.link.client import check_genesis
 from protos import limits
 from protos.end import End, open_end
 from protos.errors import NetworkError, Refusal, RefusedError
+from protos.grpc_errors import error_of
 from protos.invite import Invite
 from protos.pinned import fetch_certificate, pinned_channel
 from protos.run_config import RunConfig
-from protos.status import error_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.waits import Waits
@@ -37,7 +37,7 @@ _OPTIONS = {"grpc.max_receive_message_length": limits.ENTRIES_PAGE_MAX * (limits
 
 
 @dataclass(frozen=True)
-class Facts:
+class WatchedRun:
     """The answer to GetRun. The configuration is the genesis's, so the run id verifies it.
 
     `reason` says what the run waits for; empty if the run does not wait.
@@ -54,7 +54,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Page:
+class LogPage:
     """The requested entries, as envelopes, and the coordinator's head."""
 
     entries: tuple[bytes, ...]
@@ -78,7 +78,7 @@ class Denied:
 class LogReader(threading.Thread):
     """Asks for the run's facts every POLL_SECONDS, and for entries when told to."""
 
-    def __init__(self, invite: Invite, put: Callable[[Facts | Page | Away | Denied], bool]) -> None:
+    def __init__(self, invite: Invite, put: Callable[[WatchedRun | LogPage | Away | Denied], bool]) -> None:
         """`put` waits a moment, and returns whether it took the value."""
         super().__init__(name="log-reader", daemon=True)
         self._invite = invite
@@ -125,7 +125,7 @@ class LogReader(threading.Thread):
             self._wake.clear()
         self._close()
 
-    def _tell(self, news: Facts | Page | Away | Denied) -> None:
+    def _tell(self, news: WatchedRun | LogPage | Away | Denied) -> None:
         """Give the watcher a value. Wait while the watcher is busy."""
         while not self._stopping and not self._put(news):
             pass
@@ -148,7 +148,7 @@ class LogReader(threading.Thread):
             self._channel.close()
             self._channel = None
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> WatchedRun:
         response: pb.GetRunResponse = self._call("GetRun", pb.GetRunRequest(run_id=self._invite.run_id))
         try:
             config = check_genesis(response.genesis, self._invite)
@@ -156,7 +156,7 @@ class LogReader(threading.Thread):
             raise RefusedError(f"the run's configuration cannot be read: {refusal.detail}") from refusal
         bootstrap = tuple(a for a in response.bootstrap[:BOOTSTRAP_MAX] if len(a) <= limits.ADDRESS_BYTES_MAX)
         reason = response.reason if response.phase == pb.Phase.PHASE_WAITING else ""
-        return Facts(config, response.head_step, reason, bootstrap, response.total_steps, self._end(response))
+        return WatchedRun(config, response.head_step, reason, bootstrap, response.total_steps, self._end(response))
 
     def _end(self, response: pb.GetRunResponse) -> End | None:
         """The end that the answer has, verified. RefusedError for one that the coordinator did not sign."""
@@ -170,11 +170,11 @@ class LogReader(threading.Thread):
                 f"the coordinator shows an end of the run that does not hold: {refusal.detail}"
             ) from refusal
 
-    def _page(self, step: int) -> Page:
+    def _page(self, step: int) -> LogPage:
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=step)
         response: pb.ListEntriesResponse = self._call("ListEntries", request)
         page = response.entries[: limits.ENTRIES_PAGE_MAX]
-        return Page(tuple(entry.SerializeToString(deterministic=True) for entry in page), response.head_step)
+        return LogPage(tuple(entry.SerializeToString(deterministic=True) for entry in page), response.head_step)
 
     def _call(self, name: str, request: Any) -> Any:
         try:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.watch.supervisor import OverlayStatus
-from node.watch.view import AnnouncementSeen, EntrySeen, Event, Refused, Watch
+from node.watch.watched_run import AnnouncementSeen, EntrySeen, Event, Refused, Watch
 from protos.end import End
 from protos.identity import peer_id, short
 from protos.json_line import print_json

@@ -15,8 +15,8 @@ from typing import Final
 import structlog
 
 from node.link.client import CoordinatorClient
-from node.web.book import STEPS_MAX, Book
 from node.web.observed import happenings, here
+from node.web.run_stats import STEPS_MAX, RunStats
 from node.web.spool import Spool, SpoolFullError
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError, SwarmentumError
 from protos.invite import Invite
@@ -48,7 +48,7 @@ class Followed:
 
     def __init__(self, invite: Invite, at: Iterable[str] = (), changed: Callable[[], None] = lambda: None) -> None:
         self.invite = replace(invite, ticket=b"")  # the page shows and uses a link that admits nobody in mode `invite`
-        self.book = Book(invite.run_id)
+        self.book = RunStats(invite.run_id)
         self.spool = Spool()
         self.facts: pb.GetRunResponse | None = None
         self.config: RunConfig | None = None

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from node.web.app import app_of
+from node.web.api_routes import app_of
 from node.web.server import listening, raise_descriptors, server_of, url_of
 from node.web.site import Site
 from protos.errors import OperatorError

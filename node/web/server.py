@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from node.web.door import Timed
+from node.web.http_guard import Timed
 from protos.errors import OperatorError
 
 LISTEN: Final = "127.0.0.1:7780"

@@ -12,8 +12,8 @@ from typing import Final
 import structlog
 
 from node.web import answers, views
+from node.web.event_stream import Channels, message
 from node.web.followed import Followed
-from node.web.live import Channels, message
 from protos.errors import OperatorError
 from protos.invite import Invite
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import Final
 
 from node.web import answers
-from node.web.book import Happening, finite
 from node.web.followed import Followed
 from node.web.observed import here, peers_of
+from node.web.run_stats import RunEvent, finite
 from protos.accounts import Account
 from protos.changes import Settings, with_settings
 from protos.errors import Refusal
@@ -176,7 +176,7 @@ def _written(found: Evaluation) -> answers.Written:
     return answers.Written(step=found.step, peer=peer_id(found.author), text=text)
 
 
-def _event(it: Happening) -> answers.Happened:
+def _event(it: RunEvent) -> answers.Happened:
     return answers.Happened(number=it.number, step=it.step, kind=it.kind, text=it.text, seen=it.seen)
 
 

@@ -18,8 +18,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.clock.state import Phase
-from coordinator.serving import gate, places, server
-from coordinator.serving.places import Caller, Lane, Limits, Place, Places
+from coordinator.serving import call_limits, gate, served_coordinator
+from coordinator.serving.call_limits import Caller, CallLimits, CallSlot, Lane, Places
 from protos.identity import Identity
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -171,7 +171,7 @@ async def test_a_call_whose_request_never_comes_is_ended(tmp_path: Path, monkeyp
 
 
 async def test_places_are_given_back_and_a_session_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(places.LIMITS, Lane.PEERS, Limits(2, 2, 2, 1000, 1))
+    monkeypatch.setitem(call_limits.LIMITS, Lane.PEERS, CallLimits(2, 2, 2, 1000, 1))
     async with served(tmp_path, LONG) as here, peers(here, 4) as swarm:
         for peer in swarm:  # each has a stream that stays open
             await peer.join()
@@ -180,35 +180,35 @@ async def test_places_are_given_back_and_a_session_needs_none(tmp_path: Path, mo
 
 
 def test_lanes_do_not_take_each_others_places_and_peers_find_room() -> None:
-    made = Places({lane: Limits(2, 3, 4, 1000, 1) for lane in Lane})
+    made = Places({lane: CallLimits(2, 3, 4, 1000, 1) for lane in Lane})
 
-    def acquire(lane: Lane, site: str, connection: str = "", *, known: bool = False) -> Place | str:
+    def acquire(lane: Lane, site: str, connection: str = "", *, known: bool = False) -> CallSlot | str:
         return made.acquire(lane, Caller(site, connection or site, known), 0)
 
     held = [acquire(Lane.READING, "a") for _ in range(2)]
     assert "of your network address" in str(acquire(Lane.READING, "a", known=True))
-    assert isinstance(acquire(Lane.PEERS, "a"), Place)
-    assert all(isinstance(acquire(Lane.READING, "loopback"), Place) for _ in range(2))
+    assert isinstance(acquire(Lane.PEERS, "a"), CallSlot)
+    assert all(isinstance(acquire(Lane.READING, "loopback"), CallSlot) for _ in range(2))
     assert "calls are under way" in str(acquire(Lane.READING, "b")), "of all addresses"
-    assert isinstance(acquire(Lane.READING, "b", known=True), Place), "a peer with a session is there"
+    assert isinstance(acquire(Lane.READING, "b", known=True), CallSlot), "a peer with a session is there"
     for place in held:
-        assert isinstance(place, Place)
+        assert isinstance(place, CallSlot)
         place.leave()
         place.leave()
     assert made.in_use(Lane.READING) == 3
     made.met(b"session", "a:1")
-    assert all(isinstance(acquire(Lane.READING, "a", "a:1"), Place) for _ in range(places.SESSION_CALLS_MAX))
+    assert all(isinstance(acquire(Lane.READING, "a", "a:1"), CallSlot) for _ in range(call_limits.SESSION_CALLS_MAX))
     assert made.in_use(Lane.READING) == 3, "a session's connection has places of its own"
     assert "of your connection" in str(acquire(Lane.READING, "a", "a:1"))
     made.met(b"session", "a:2")
-    assert isinstance(acquire(Lane.READING, "a", "a:1"), Place)
+    assert isinstance(acquire(Lane.READING, "a", "a:1"), CallSlot)
     assert made.in_use(Lane.READING) == 4, "a session has one connection"
 
 
 def test_calls_of_one_address_have_a_rate() -> None:
-    slow = Places({lane: Limits(9, 9, 9, 2, 100) for lane in Lane})
+    slow = Places({lane: CallLimits(9, 9, 9, 2, 100) for lane in Lane})
     taken = [slow.acquire(Lane.JOINING, Caller("a", "a:1"), now) for now in (0, 0, 0, 150)]
-    assert [isinstance(place, Place) for place in taken] == [True, True, False, True]
+    assert [isinstance(place, CallSlot) for place in taken] == [True, True, False, True]
 
 
 async def test_256_peers_on_one_machine_ask_at_once(tmp_path: Path) -> None:
@@ -241,8 +241,11 @@ async def test_idle_connections_end_soon_and_leave_descriptors(tmp_path: Path) -
 
 async def test_a_connection_without_calls_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has shaken hands, and then asks nothing."""
-    short = [(name, 500 if name == "grpc.max_connection_idle_ms" else value) for name, value in server._GRPC_OPTIONS]
-    monkeypatch.setattr(server, "_GRPC_OPTIONS", short)
+    short = [
+        (name, 500 if name == "grpc.max_connection_idle_ms" else value)
+        for name, value in served_coordinator._GRPC_OPTIONS
+    ]
+    monkeypatch.setattr(served_coordinator, "_GRPC_OPTIONS", short)
     async with served(tmp_path, LONG) as here:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -259,9 +262,9 @@ def test_descriptors_are_raised_to_the_hard_limit_and_not_beyond() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
-        assert server.raise_descriptors(400) == 400
+        assert served_coordinator.raise_descriptors(400) == 400
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 400
-        assert server.raise_descriptors(350) == 400, "never lowered"
+        assert served_coordinator.raise_descriptors(350) == 400, "never lowered"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

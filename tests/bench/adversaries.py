@@ -38,9 +38,9 @@ from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
 from node.optim.votes.values import EIGHT_BIT
-from node.training import checks as checking
-from node.training.checks import Seen, agreement, difference, gain, overlap, seen_votes, transformed
+from node.training import vote_checks as checking
 from node.training.replica import cut
+from node.training.vote_checks import Seen, agreement, difference, gain, overlap, seen_votes, transformed
 from protos.assignment import Range, assign, split_samples
 from protos.log import Entry, SignedEntry, Verdict
 from protos.optimizer_config import OptimizerConfig

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from node.commands.pictures import format_bytes, render
 from node.data.corpus import open_corpus
 from node.model.spec import build, parameter_count
+from node.pictures import format_bytes, render
 from tests.bench.convergence_picture import picture
 from tests.bench.methods import BASELINES, METHODS, RUN_SCHEDULE
 from tests.bench.trial import SCHEDULES, SIZES, Outcome, Run, model_spec, split, train

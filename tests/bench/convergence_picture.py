@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from node.commands.pictures import PICTURE_DPI
+from node.pictures import PICTURE_DPI
 from tests.bench.labels import Box, place
 from tests.bench.methods import BASELINES, METHODS
 

@@ -36,7 +36,7 @@ HERTZ = os.sysconf("SC_CLK_TCK")
 STOP_SECONDS_MAX = 20
 LIFTED = (
     "import coordinator.serving.sessions as s; s.ADDRESS_CHALLENGES_MAX = 10**6; s.ADDRESS_CHALLENGE_MS = 1\n"
-    "import coordinator.serving.places as p; from dataclasses import replace\n"
+    "import coordinator.serving.call_limits as p; from dataclasses import replace\n"
     "p.LIMITS = {k: replace(v, burst=10**6) for k, v in p.LIMITS.items()}\n"
     "from coordinator.__main__ import app; app()"
 )

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from coordinator.clock import aggregation, machine
 from coordinator.clock.state import Peer, PeerPhase
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from node.swarm.collector import sources_of
-from protos.assignment import Share
+from protos.assignment import SampleShare
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import AdmissionConfig, ClockConfig, RunConfig
 
@@ -86,7 +86,7 @@ def counted(peers: int, aggregators: int, cap: int) -> dict[str, Any]:
     )
     run = machine.new_run(bytes(32), config)
     run = replace(run, peers={key: Peer(key, PeerPhase.READY) for key in keys})
-    roster = tuple(Share(key, 1) for key in keys)
+    roster = tuple(SampleShare(key, 1) for key in keys)
     total = math.log2(2 * cap + 1)
     up, down, most_up, most_down = 0.0, 0.0, 0.0, 0.0
     for step in range(COUNTED_STEPS):

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from node.commands.pictures import allreduce_bytes
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.exact import transforms
@@ -27,6 +26,7 @@ from node.optim.parameter_groups import author_of
 from node.optim.step import as_tensor, spend
 from node.optim.tables import TABLES, is_named_table
 from node.optim.tiles import look_ahead
+from node.pictures import allreduce_bytes
 from protos.optimizer_config import OptimizerConfig
 
 Backward: TypeAlias = Callable[[int], None]

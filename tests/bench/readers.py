@@ -16,7 +16,7 @@ from torch import Tensor
 from coordinator.clock.typical import OWN_GAIN_PART
 from node.optim.layout import CHUNK_ELEMENTS
 from node.optim.votes import groups as votes
-from node.training.checks import Seen, agreement, difference, gain
+from node.training.vote_checks import Seen, agreement, difference, gain
 
 READERS: Final = ("half", "contrary", "against", "fewer", "careful", "sleeper", "score")
 AWAKE: Final = 60

@@ -26,7 +26,7 @@ from coordinator.serving.metrics import Metrics
 from coordinator.store import checkpoint
 from coordinator.store.folded import Folded, FoldedRuns, run_of
 from coordinator.store.journal import _RECORDS, Checkpoint, Journal
-from protos.assignment import Share
+from protos.assignment import SampleShare
 from protos.identity import Identity
 from protos.log import Contribution, Entry, entry_body, entry_hash, lr_to_bits, run_id_of
 from protos.run_config import ClockConfig, RunConfig
@@ -125,7 +125,7 @@ def unread(run_id: bytes, number: int, body_bytes: int) -> dict[str, object]:
 def records(run: Run, steps: int, peers: int) -> Iterator[Record]:
     """So many steps in which every peer votes."""
     keys = sorted(hashlib.sha256(b"peer %d" % n).digest() for n in range(peers))
-    roster = tuple(Share(key, 16) for key in keys)
+    roster = tuple(SampleShare(key, 16) for key in keys)
     lr = lr_to_bits(1e-3)
     while steps:
         assert run.phase is Phase.WAITING

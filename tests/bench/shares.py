@@ -1,7 +1,7 @@
 """What the check of votes makes of honest peers with unequal shares: `difference` by the samples that a peer votes with.
 
 All peers are honest, and in one process. Each step checks every peer's votes with the gradients on four of its samples and on
-four of each other peer's, as real checkers do (node/training/checks.py). Decides nothing: coordinator/clock/trust.py does.
+four of each other peer's, as real checkers do (node/training/vote_checks.py). Decides nothing: coordinator/clock/trust.py does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from node.data.samples import Samples
 from node.model.loss import loss
 from node.model.spec import build
 from node.optim.demo import DeMo, DeMoConfig
-from node.training.checks import find, seen_votes, transformed
+from node.training.vote_checks import find, seen_votes, transformed
 from tests.bench.trial import model_spec
 
 WARMUP_STEPS = 10

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from node.commands.pictures import allreduce_bytes
 from node.model.spec import build
 from node.optim.layout import Layout
 from node.optim.votes import groups as votes
+from node.pictures import allreduce_bytes
 from tests.bench import convergence, methods, trial
 from tests.bench.convergence_picture import pareto
 from tests.bench.labels import Box, place

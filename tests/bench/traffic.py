@@ -25,7 +25,7 @@ from node.optim.layout import CHUNK_ELEMENTS
 from node.optim.votes.sums import SUMMED
 from node.overlay.settings import OverlaySettings
 from node.swarm.events import Committed, Event, Failed, Opened
-from node.swarm.membership import About
+from node.swarm.membership import JoinFacts
 from node.swarm.parts import build
 from node.swarm.session import Session
 from node.wire.codec import Update, encode_update
@@ -191,7 +191,7 @@ class Peer:
         """Join, and have the initial state."""
         await self.session.connect()
         await self.session.start(bootstrap)
-        await self.session.enter(About(LAYOUT, 1, "cpu"))
+        await self.session.enter(JoinFacts(LAYOUT, 1, "cpu"))
         await self.session.follow_from(0, self._invite.run_id)
         await self.session.applied(0, self._state(0))
         await self.session.stored(0, ROOT, 1000, kept=True)

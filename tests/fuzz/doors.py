@@ -33,9 +33,9 @@ from node.archive import files
 from node.blobs.audience import Audience
 from node.blobs.blobs import BlobServer, WireBytes
 from node.blobs.fetcher import Asking
-from node.blobs.streams import Stream, Streams
+from node.blobs.holder_streams import HolderStreams, Stream
 from node.blobs.turns import Attempt
-from node.control.door import answered
+from node.control.control_server import answered
 from node.data import manifest as shard_manifest
 from node.data.errors import DataError
 from node.optim.base import BaseConfig
@@ -49,12 +49,12 @@ from node.snapshot.pieces import describe, load, open_manifest, pack
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
 from node.swarm.view import View
-from node.wire.aggregate import open_aggregate
 from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
+from node.wire.vote_sum import open_aggregate
 from protos import packing
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.changes import changed_values, settings_body, settings_from_body, settings_of, with_settings
 from protos.end import open_end
 from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_bytes
@@ -87,7 +87,7 @@ RUN, HASH = b"r" * 32, b"h" * 32
 STRANGER = Identity.from_seed(b"s" * 32)
 STEP = 3
 TICKET = Ticket(b"t" * 16, 1_800_000_000_000, 5, "lab machines")
-PUSHED_TICK = Tick(1, RUN, 1, (Share(STRANGER.public_key, 2),), (Range(0, 2),), 0)
+PUSHED_TICK = Tick(1, RUN, 1, (SampleShare(STRANGER.public_key, 2),), (Range(0, 2),), 0)
 SHAPES = [("table", (65, 64)), ("bias", (7,))]
 
 
@@ -317,7 +317,7 @@ def blob_stream(data: bytes) -> None:
         answer = asyncio.StreamReader()
         answer.feed_data(data)
         answer.feed_eof()
-        streams = Streams(None)  # type: ignore[arg-type]
+        streams = HolderStreams(None)  # type: ignore[arg-type]
         stream = Stream(HASH, answer, _Sink())  # type: ignore[arg-type]
         for total_max, most in ((None, 64), (256, 256)):
             for begun in (bytearray(), bytearray(8)):
@@ -510,7 +510,7 @@ def seeds() -> dict[str, list[bytes]]:
     made = Entry(STEP, HASH, (contribution,), lr_to_bits(1e-3), HASH, (Range(3, 9),), 99,
                  exclusions=(Exclusion(HASH, "why", by_operator=True),), readmitted=(HASH,),
                  aggregate=Aggregate(HASH, 9))  # fmt: skip
-    ticked = Tick(STEP, HASH, 1, (Share(HASH, 4),), (Range(0, 4),), lr_to_bits(1e-3), (HASH,))
+    ticked = Tick(STEP, HASH, 1, (SampleShare(HASH, 4),), (Range(0, 4),), lr_to_bits(1e-3), (HASH,))
     said = update_pb2.Announcement(step=STEP, parent_hash=HASH, payload_sha256=HASH, payload_bytes=9)
     state = pack({name: torch.zeros(shape) for name, shape in SHAPES})
     listed = describe(state, run_id=RUN, step=STEP, entry_hash=HASH, layout_digest=HASH).encoded
@@ -545,7 +545,7 @@ def seeds() -> dict[str, list[bytes]]:
         ],
         "manifest": [listed],
         "shards": [
-            shard_manifest.Manifest(
+            shard_manifest.ShardManifest(
                 "bytes", "0" * 64, 256, "uint8", (shard_manifest.Shard("000000.bin", 9, "0" * 64),), "a book"
             ).encode()
         ],

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.watch import app, view
+from node.watch import watch_command, watched_run
 from node.watch.frames import MESSAGE, OVERSIZED, STATUS, FrameReader, frame
-from node.watch.view import AnnouncementSeen, EntrySeen, Refused, Watch
+from node.watch.watched_run import AnnouncementSeen, EntrySeen, Refused, Watch
 from protos.errors import DivergedError, OperatorError, Reason
 from protos.identity import Identity
 from protos.invite import Invite
@@ -70,15 +70,15 @@ def test_what_is_missing_is_asked_for_until_it_is_there() -> None:
 
 def test_entries_that_wait_are_bounded_and_the_nearest_are_kept() -> None:
     log, watch = Log(RUN_ID, COORDINATOR), new_watch()
-    far = [log.commit() for _ in range(view.ENTRIES_WAITING_MAX + 10)]
+    far = [log.commit() for _ in range(watched_run.ENTRIES_WAITING_MAX + 10)]
     for signed in reversed(far[1:]):
         watch.receive(signed.envelope)
     watch.receive(far[0].envelope)
-    assert watch.head[0] == view.ENTRIES_WAITING_MAX
+    assert watch.head[0] == watched_run.ENTRIES_WAITING_MAX
 
 
 def test_a_table_of_peers_is_bounded_and_keeps_who_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "PEERS_MAX", 5)
+    monkeypatch.setattr(watched_run, "PEERS_MAX", 5)
     log, watch = Log(RUN_ID, COORDINATOR), new_watch()
     watch.receive(log.commit().envelope)
     for n in range(20, 40):  # whoever holds the invite can make up keys
@@ -137,4 +137,4 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     link = Invite(RUN_ID, ("127.0.0.1:1",), COORDINATOR.public_key, bytes(32), (), "a run").link()
     with pytest.raises(OperatorError, match=r"pip install '\.\[watch\]'"):
-        app.run(link, as_json=True, steps=None, seconds=None)
+        watch_command.run(link, as_json=True, steps=None, seconds=None)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from node.watch.app import topic_of
+from node.watch.watch_command import topic_of
 from protos.end import End, seal_end
 from protos.envelope import Kind, seal
 from protos.identity import Identity, peer_id
@@ -295,7 +295,7 @@ def test_the_topic_is_the_one_that_peers_use() -> None:
 
 def test_watch_imports_neither_torch_nor_hivemind() -> None:
     code = (
-        "import sys, node.watch.app, node.watch.net\n"
+        "import sys, node.watch.watch_command, node.watch.net\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'hivemind', 'numpy', 'libp2p', 'trio')])"
     )
     done = subprocess.run(

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from node.commands.evaluate import RESULTS
-from node.commands.export import export
 from node.data.tokenizer import ByteTokenizer
+from node.export.model_folder import export
 from node.model.spec import ModelSpec, build
 from tests.unit.model.test_spec import TINY
 

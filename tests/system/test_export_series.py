@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.card import CARD, MARK
+from node.export.card import CARD, MARK
 from tests.system.hub import Hub
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-from node.commands.card import CARD, MARK, card_text
+from node.export.card import CARD, MARK, card_text
 from tests.system import tiny
 from tests.system.hub import READS, TOKEN, Hub
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node.web.app import STATIC
+from node.web.api_routes import STATIC
 from tests.system.browser import CHROMIUM, MISSING, chromium, tab
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]

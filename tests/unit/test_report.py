@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.pictures import (
-    PeerRow,
+from node.pictures import (
+    PeerTotals,
     allreduce_bytes,
     format_bytes,
     format_count,
@@ -21,7 +21,7 @@ from node.commands.pictures import (
 )
 
 POINTS = [(step, 4 * math.exp(-step / 30) + 1.5) for step in range(1, 101)]
-ROW = PeerRow("12D3KooWabcdefgh", "cpu", 100, 2_764_800, 1_234_567, 98_765_432, "ab12" * 16)
+ROW = PeerTotals("12D3KooWabcdefgh", "cpu", 100, 2_764_800, 1_234_567, 98_765_432, "ab12" * 16)
 
 
 @pytest.mark.parametrize(

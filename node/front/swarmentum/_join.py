@@ -20,10 +20,10 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from node.admission.consent import MachineRequest, must_ask
 from node.app import Outcome
 from node.app import join as take_part
 from node.building import Own
-from node.commands.consent import Request, must_ask
 from node.config import PeerSettings, load_settings
 from node.ranks.launch import launched
 from node.stop import Stop
@@ -73,7 +73,7 @@ class Joined:
         self._raise()
 
     def _run(self, link: str, settings: PeerSettings, own: Own) -> None:
-        def agree(asked: Request) -> None:
+        def agree(asked: MachineRequest) -> None:
             must_ask(asked, settings, can_ask=False)
 
         try:

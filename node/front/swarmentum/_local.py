@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from node.commands.here import ANCHOR, COORDINATOR, LOOPBACK, OFFLINE, RELAY, Here
+from node.commands.here import ANCHOR, COORDINATOR, LOOPBACK, OFFLINE, RELAY, LocalProcesses
 from node.commands.processes import Processes
 from node.commands.status import as_values, fetch
 from protos import toml_file
@@ -63,7 +63,7 @@ class Local:
         logs = self.folder / "logs"
         logs.mkdir()
         self._processes = Processes(logs)
-        self._here = Here(self._processes, self.folder)
+        self._here = LocalProcesses(self._processes, self.folder)
         self._close = weakref.finalize(self, _end, self._processes, self.folder if temporary else None, os.getpid())
         self._children: dict[str, Popen[str]] = {}
         self._keeper = ""  # of the archive

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from node.optim.backends.base import Backend
+from node.optim.aggregate import is_narrow
 from node.optim.backends.family import Family, Mixed
+from node.optim.backends.interface import Backend
 from node.optim.backends.portable import Portable
 from node.optim.base import Base
-from node.optim.exact.aggregate import is_narrow
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.layout import Layout

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from node.optim import aggregate
 from node.optim.backends.portable import Portable
 from node.optim.base import Base
-from node.optim.exact import aggregate
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.layout import CHUNK_ELEMENTS, Layout
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Family(Portable):
-    """`base.Backend` for one method: `form` of the votes, `transform`, and `base`, whose state is replicated.
+    """`interface.Backend` for one method: `form` of the votes, `transform`, and `base`, whose state is replicated.
 
     Votes whose places follow from the step need `at` before each call.
     """
@@ -107,7 +107,7 @@ class Family(Portable):
 
 
 class Mixed:
-    """`base.Taking` of two: kernels vote, and `Family` moves the parameters. For votes of signs, with any base."""
+    """`interface.Taking` of two: kernels vote, and `Family` moves the parameters. For votes of signs, with any base."""
 
     def __init__(self, voting: Fused, moving: Family) -> None:
         self._parts = voting, moving

@@ -11,8 +11,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from node.optim import aggregate
 from node.optim.base import Base
-from node.optim.exact import aggregate, dct
+from node.optim.exact import dct
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend, total_norm
@@ -25,7 +26,7 @@ took longer than the arithmetic."""
 
 
 class Portable:
-    """`base.Backend` for group votes of signs after a DCT, with a chunkwise base. Scratch is four tiles, and the pool."""
+    """`interface.Backend` for group votes of signs after a DCT, with a chunkwise base. Scratch is four tiles, and the pool."""
 
     name = "torch"
 

@@ -20,16 +20,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from node.optim import aggregate
 from node.optim.base import Base
 from node.optim.demo import DeMoConfig
 from node.optim.dtensor import is_dealt, is_dtensor
-from node.optim.exact import aggregate
 from node.optim.laid_out import LaidOut
-from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place, kinds_of, named_tensors
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace, kinds_of, named_tensors
 from node.optim.nesterov import Nesterov
 from node.optim.saved import check_state, private_state
 from node.optim.second_moment import SecondMoment, local_part
-from node.optim.sharded.rows import checked, fill_share, matrix_of
+from node.optim.sharded.gradient_rows import checked, fill_share, matrix_of
 from node.optim.sharded.spread import Pieces, Spread
 from node.optim.step import (
     NonFiniteGradient,
@@ -323,7 +323,7 @@ class ShardedDeMo(Voting):
             yield local_part(parameter).detach().view(last - first, place.width), matrix[first:last]
 
     def _move(
-        self, parameter: DTensor, place: Place, total: aggregate.VoteSum, pool: Tensor, lr: float, decay: float
+        self, parameter: DTensor, place: ParameterPlace, total: aggregate.VoteSum, pool: Tensor, lr: float, decay: float
     ) -> None:
         local = parameter.to_local()
         first, last = self._rows(parameter, place)
@@ -350,7 +350,7 @@ class ShardedDeMo(Voting):
             strip = pool[begin : begin + (place.height - high) * place.width].view(-1, place.width)
             apply_real(rows[low - first :], strip[low - high : last - high], lr, decay)
 
-    def _rows(self, parameter: DTensor, place: Place) -> tuple[int, int]:
+    def _rows(self, parameter: DTensor, place: ParameterPlace) -> tuple[int, int]:
         """The rows of the parameter, seen as a matrix, that this rank holds: as `torch.chunk` deals them out."""
         if not is_dealt(parameter):
             return 0, place.height

@@ -41,10 +41,10 @@ def compiled() -> Any | None:
     """The kernels for a CPU, ready to be called; None where numba does not compile. The first call takes a second."""
     if not can_compile():
         return None
-    from node.optim.backends.numba import codec
+    from node.optim.backends.numba import bit_codes
 
-    codec.compile_all()
-    return codec
+    bit_codes.compile_all()
+    return bit_codes
 
 
 def pack(codes: Tensor, width: int) -> Tensor:

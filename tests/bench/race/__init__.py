@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from node.commands.pictures import format_bytes, render
 from node.model.spec import parameter_count
+from node.pictures import format_bytes, render
 from tests.bench.race import course
 from tests.bench.race.curves import Point, common_loss, figures, ratios
 from tests.bench.race.picture import picture

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from node.commands.pictures import PICTURE_DPI
+from node.pictures import PICTURE_DPI
 from tests.bench.race.curves import SMOOTHED_STEPS, Point, smoothed
 
 INCHES: Final = (9.0, 5.0)

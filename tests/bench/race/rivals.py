@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import nn
 
-from node.commands.export import no_progress_bar
+from node.export.model_folder import no_progress_bar
 from tests.bench.race import gloo_rivals, hivemind_rivals
 from tests.bench.race.curves import Line
 from tests.bench.race.task import ADAMW_BETAS, CONTEXT, WEIGHTS, Task

@@ -17,8 +17,8 @@ from node.archive import files
 from node.archive.confirmed import Confirmed
 from node.archive.exported import first_difference, settings_difference
 from node.archive.verify import Verification, text, verify
-from node.commands.export import export
 from node.data.tokenizer import ByteTokenizer
+from node.export.model_folder import export
 from node.model.spec import ModelSpec, build
 from node.optim.digest import part_of
 from node.optim.layout import Layout

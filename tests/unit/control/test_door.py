@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from node.control.call import call
-from node.control.door import CALLERS_MAX, DOOR_FILE, REQUEST_BYTES_MAX, Door
+from node.control.control_server import CALLERS_MAX, DOOR_FILE, REQUEST_BYTES_MAX, ControlServer
 from protos.errors import NetworkError, OperatorError
 
 
@@ -24,7 +24,7 @@ def greet(request: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    door = Door(tmp_path, {"greet": greet, "stumble": lambda _: {"result": 1 // 0}})
+    door = ControlServer(tmp_path, {"greet": greet, "stumble": lambda _: {"result": 1 // 0}})
     yield tmp_path
     door.close()
     assert not (tmp_path / DOOR_FILE).exists()
@@ -85,7 +85,7 @@ def test_callers_that_trickle_or_say_nothing_do_not_lock_the_owner_out(home: Pat
 
 
 def test_a_request_that_comes_byte_by_byte_is_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.control.door.REQUEST_SECONDS_MAX", 0.3)
+    monkeypatch.setattr("node.control.control_server.REQUEST_SECONDS_MAX", 0.3)
     port = json.loads((home / DOOR_FILE).read_text())["port"]
     ended = False
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:

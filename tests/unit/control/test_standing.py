@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from node.control.standing import OPEN_KEPT, STEPS_KEPT, Standing
+from node.control.vote_history import OPEN_KEPT, STEPS_KEPT, VoteHistory
 from node.swarm.events import NotCounted, Waiting
 from protos.assignment import Range
 
 
 def test_each_step_says_what_became_of_it_and_why() -> None:
-    standing = Standing()
+    standing = VoteHistory()
     standing.opened(1, 0, asked=True)
     standing.announced(1, 16)
     standing.opened(2, 1, asked=True)  # comes with the entry of step 1
@@ -36,7 +36,7 @@ def test_each_step_says_what_became_of_it_and_why() -> None:
 
 
 def test_the_coordinator_s_reason_is_told_whether_it_comes_before_or_after_the_entry() -> None:
-    standing = Standing()
+    standing = VoteHistory()
     for step, early in ((1, True), (2, False)):
         standing.opened(step, step - 1, asked=True)
         standing.announced(step, 16)
@@ -58,7 +58,7 @@ def test_the_coordinator_s_reason_is_told_whether_it_comes_before_or_after_the_e
 
 
 def test_a_late_peer_is_told_by_how_much() -> None:
-    standing = Standing()
+    standing = VoteHistory()
     for step, done, wanted, why in (
         (
             1,
@@ -77,7 +77,7 @@ def test_a_late_peer_is_told_by_how_much() -> None:
 
 
 def test_a_peer_that_no_roster_names_is_told_why() -> None:
-    standing = Standing()
+    standing = VoteHistory()
     standing.opened(3, 0, asked=False)
     standing.decided(3, accepted=False, samples=8, peers=1)
     assert standing.last(1)[0]["why"].endswith(": this peer had 2 steps to apply when the step was opened")
@@ -90,7 +90,7 @@ def test_a_peer_that_no_roster_names_is_told_why() -> None:
 
 
 def test_a_step_that_opens_again_keeps_what_was_announced() -> None:
-    standing = Standing()
+    standing = VoteHistory()
     standing.opened(1, 0, asked=True)
     standing.announced(1, 16)
     standing.opened(1, 0, asked=True)
@@ -100,17 +100,17 @@ def test_a_step_that_opens_again_keeps_what_was_announced() -> None:
 
 
 def test_only_the_last_steps_are_kept() -> None:
-    standing = Standing()
+    standing = VoteHistory()
     for step in range(1, 3 * STEPS_KEPT):
         standing.opened(step, step - 1, asked=True)
         standing.decided(step, accepted=False, samples=1, peers=1)
     assert len(standing.last()) == STEPS_KEPT
     assert standing.last(1)[0]["step"] == 3 * STEPS_KEPT - 1
-    assert Standing().share() == 0.0
+    assert VoteHistory().share() == 0.0
 
 
 def test_a_peer_on_probation_is_told_so_and_not_that_its_payload_was_lost() -> None:
-    standing = Standing()
+    standing = VoteHistory()
     standing.opened(1, 0, asked=True)
     standing.announced(1, 16, 512)
     standing.decided(1, accepted=False, samples=48, peers=3, tried=True)
@@ -120,7 +120,7 @@ def test_a_peer_on_probation_is_told_so_and_not_that_its_payload_was_lost() -> N
 
 
 def test_what_was_given_is_of_the_steps_that_the_peer_was_there_for() -> None:
-    standing = Standing()
+    standing = VoteHistory()
     standing.decided(1, accepted=False, samples=1000, peers=3)  # replayed
     for step, accepted in ((2, True), (3, False), (4, True)):
         standing.opened(step, step - 1, asked=True)
@@ -134,7 +134,7 @@ def test_what_was_given_is_of_the_steps_that_the_peer_was_there_for() -> None:
 
 def test_the_pace_is_that_of_the_last_steps_and_begins_anew_after_a_wait() -> None:
     now = [100.0]
-    standing = Standing(lambda: now[0])
+    standing = VoteHistory(lambda: now[0])
 
     def decide(step: int, seconds: float) -> None:
         now[0] += seconds
@@ -156,7 +156,7 @@ def test_the_pace_is_that_of_the_last_steps_and_begins_anew_after_a_wait() -> No
 
 
 def test_steps_of_the_log_that_a_paused_peer_applies_are_told_as_paused() -> None:
-    standing = Standing()
+    standing = VoteHistory()
     standing.paused = True
     standing.decided(1, accepted=False, samples=8, peers=1)
     standing.paused = False

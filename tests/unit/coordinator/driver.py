@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator.clock import electorate, holdings, machine, quorum, rules
+from coordinator.clock import electorate, holder_counts, machine, quorum, rules
 from coordinator.clock.effects import (
     Append,
     Arm,
@@ -465,7 +465,7 @@ class Swarm(Harness):
             return
         self.event(Reported(key(peer.number), **facts))  # type: ignore[arg-type]
         said = facts.get("held")
-        if isinstance(said, HeldPlaces) and holdings.unclear(self.run.step, key(peer.number), said, anchor=False):
+        if isinstance(said, HeldPlaces) and holder_counts.unclear(self.run.step, key(peer.number), said, anchor=False):
             self.tell(peer, holdings=tuple(sorted(peer.holdings)))
 
     def _heard(self, peer: PlayedPeer, stream: int, entry: Entry | None, effect: Effect) -> None:

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from coordinator import __main__ as command
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import tls
+from coordinator.serving.event_loop import RunRuntime
 from coordinator.serving.gate import Gate
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.runtime import RunRuntime
-from coordinator.serving.server import Serving, _listen
+from coordinator.serving.served_coordinator import Serving, _listen
 from coordinator.store import backup
 from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient

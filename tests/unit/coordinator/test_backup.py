@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from coordinator import __main__ as command
 from coordinator.config import CoordinatorSettings
-from coordinator.serving.server import serve
+from coordinator.serving.served_coordinator import serve
 from coordinator.store import backup
 from protos.errors import OperatorError
 from protos.v1 import log_pb2

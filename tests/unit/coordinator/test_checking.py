@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from coordinator import __main__ as command
 from coordinator.commands import checking, planning
 from coordinator.commands.checking import checked, cost_of, curve, findings_of, rows_of
-from coordinator.commands.planning import NOT_INSTALLED, LayoutFacts, text_of
+from coordinator.commands.planning import NOT_INSTALLED, PrintedLayout, text_of
 from node.model.dry_run import dry_run
 from node.model.spec import ModelSpec
 from protos.errors import NetworkError, OperatorError
@@ -184,7 +184,7 @@ class Slow(torch.nn.Module):
 def test_a_model_that_was_not_run_is_never_called_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[clock]\nsteps = 5\n")
-    untried = LayoutFacts(bytes(32), 1000, 100, 2_000, untried="a dry run took too long", notes=("a note",))
+    untried = PrintedLayout(bytes(32), 1000, 100, 2_000, untried="a dry run took too long", notes=("a note",))
     for answer, says, code in (
         ((untried, ""), "Run swarm: not checked: a dry run took too long. No mistakes were found in the rest.", 1),
         ((None, "counting took too long"), "Run swarm: not checked: counting took too long.", 1),
@@ -202,7 +202,7 @@ def test_a_model_that_was_not_run_is_never_called_sound(tmp_path: Path, monkeypa
 
 
 def test_the_limit_of_computing_ends_a_pass_that_does_not_end() -> None:
-    from node.commands.layout import TookTooLongError, limited
+    from node.commands.model_layout import TookTooLongError, limited
 
     def forever() -> None:
         dry_run(ModelSpec(factory=f"{__name__}:Slow"), 256, 32)
@@ -253,8 +253,8 @@ def test_a_short_run_with_the_default_warm_up_is_no_mistake(tmp_path: Path) -> N
 
 def test_costs_are_of_one_peer() -> None:
     config = RunConfig(name="x", clock=ClockConfig(steps=100))
-    facts = LayoutFacts(b"", 1000, 100, 2_000, state_bytes=10_000, sample_bytes=100, disk_bytes=5_000, snapshot_bytes=5_000_000,
-                        least_state_bytes=6_000, least_sample_bytes=10)  # fmt: skip
+    facts = PrintedLayout(b"", 1000, 100, 2_000, state_bytes=10_000, sample_bytes=100, disk_bytes=5_000,
+                        snapshot_bytes=5_000_000, least_state_bytes=6_000, least_sample_bytes=10)  # fmt: skip
     cost = cost_of(config, facts, 5, 2.0)
     assert cost.up_bytes_hour == cost.down_bytes_hour == 4 * 2_000 * 1_800
     assert cost.memory_bytes == 10_800

@@ -30,7 +30,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "3867aa05ec154ed6"
+FINGERPRINT = "e7abc9a536dede3f"
 
 
 def fresh_of(harness: Harness) -> Run:

@@ -14,7 +14,7 @@ from coordinator.config import CoordinatorSettings
 from coordinator.serving import tls
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.server import serve
+from coordinator.serving.served_coordinator import serve
 from coordinator.store.folded import FoldedRuns
 from coordinator.store.journal import Journal
 from coordinator.store.known_runs import KnownRuns

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.clock import trust
 from coordinator.clock.trust import Standing
-from coordinator.clock.typical import OTHER_GAIN_MARGIN, OWN_GAIN_PART, TYPICAL_KEPT, TYPICAL_NEEDED, Recent
+from coordinator.clock.typical import OTHER_GAIN_MARGIN, OWN_GAIN_PART, TYPICAL_KEPT, TYPICAL_NEEDED, RecentChecks
 from protos.errors import Refusal
 from protos.log import Verdict, verdict_body, verdict_from_body
 from protos.run_config import TrustConfig
@@ -20,10 +20,10 @@ PEERS = 6
 BAD = 5
 
 
-def recent(own: float = 0.9, other: float = 0.2, spread: float = 0.05, n: int = TYPICAL_NEEDED) -> Recent:
+def recent(own: float = 0.9, other: float = 0.2, spread: float = 0.05, n: int = TYPICAL_NEEDED) -> RecentChecks:
     """Figures of honest checks, evenly spread: `spread` is a standard deviation."""
     steps = [spread * statistics.NormalDist().inv_cdf((place + 0.5) / n) for place in range(n)]
-    return Recent(
+    return RecentChecks(
         (24.0,) * n, (1.0,) * n, {}, tuple(own + step / 4 for step in steps), tuple(other + step for step in steps)
     )
 
@@ -32,7 +32,7 @@ def verdict(checker: int, own_gain: float | None, other_gain: float | None, subj
     return Verdict(1, key(checker), key(subject), sha(subject), 60.0, 24.0, 0.2, b"", own_gain, other_gain)
 
 
-def score(gains: list[tuple[float | None, float | None]], usual: Recent, before: Standing | None = None) -> float:
+def score(gains: list[tuple[float | None, float | None]], usual: RecentChecks, before: Standing | None = None) -> float:
     """A peer's score after one check by as many checkers."""
     standings = {key(n): Standing(counted=True) for n in range(PEERS)} | ({key(BAD): before} if before else {})
     said = [verdict(n, *pair) for n, pair in enumerate(gains)]

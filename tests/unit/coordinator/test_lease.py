@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from coordinator.clock.records import TicketMade, TicketRevoked, TicketUsed, TickOpened
 from coordinator.store import database, lease
 from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
-from coordinator.store.lease import LEASE_SECONDS, Held, Lease, held_since
+from coordinator.store.lease import LEASE_SECONDS, HeldLease, Lease, held_since
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import FORMAT_VERSION, run_id_of
@@ -62,7 +62,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_lease_ends_by_the_clock_from_before_it_was_asked_for() -> None:
     held = held_since(7, 100.0)
-    assert held == Held(7, 100.0 + LEASE_SECONDS)
+    assert held == HeldLease(7, 100.0 + LEASE_SECONDS)
     assert held.left(100.5) == LEASE_SECONDS - 0.5
     assert held.left(100.0 + LEASE_SECONDS) == 0.0
     assert held.left(1000.0) == 0.0

@@ -9,22 +9,22 @@ import pytest
 
 from coordinator.clock.admission import block_places, places_free
 from coordinator.clock.events import TicketAsked
-from coordinator.clock.line import (
+from coordinator.clock.state import Peer, PeerPhase, Run
+from coordinator.clock.wait_queue import (
     CALLED_MS_MAX,
     CALLS_KEPT,
     LINE_MAX,
     SILENT_MS_MAX,
     Line,
-    Waiting,
+    QueuedPeer,
     asked,
     expected,
     may_come,
     moved,
     waiting,
 )
-from coordinator.clock.state import Peer, PeerPhase, Run
 from coordinator.serving.clocks import monotonic_ms
-from coordinator.store.lines import NAME, RETURN_MS_MAX, Lines
+from coordinator.store.wait_queue_file import NAME, RETURN_MS_MAX, WaitQueueFile
 from node.link.client import CoordinatorClient
 from protos.errors import RefusedError
 from protos.run_config import AdmissionConfig, RunConfig
@@ -123,7 +123,7 @@ def test_a_peer_that_follows_the_log_is_in_line_no_more() -> None:
 def test_the_peers_of_one_network_keep_no_more_places_of_the_run_than_they_may_take() -> None:
     """Ten identities from one address ask a run of 16 that was full once, and join when they like, or never."""
     config = RunConfig.model_validate({"clock": {"max_peers": 16}})
-    most, line = block_places(Run(b"r" * 32, config)), dict[bytes, Waiting]()
+    most, line = block_places(Run(b"r" * 32, config)), dict[bytes, QueuedPeer]()
     assert most == 8
     for number in range(10):
         line = dict(asked(line, bytes([number]) * 32, "203.0.113.0/24", 0, most, 0).line)
@@ -135,22 +135,22 @@ def test_the_peers_of_one_network_keep_no_more_places_of_the_run_than_they_may_t
 
 def test_the_file_is_read_back_and_a_damaged_one_costs_only_places(tmp_path: Path) -> None:
     path = tmp_path / NAME
-    lines = Lines(path, 0)
+    lines = WaitQueueFile(path, 0)
     line, _ = ask({}, ADA, 0, 0, "net")
     line, _ = ask(line, BOB, 0, 0)
     lines.keep(b"r" * 32, line, 0)
-    again = Lines(path, 900)
+    again = WaitQueueFile(path, 900)
     assert list(again.of(b"r" * 32)) == [ADA, BOB]
     assert again.of(b"r" * 32)[ADA].asked_ms == 900, "the time while the coordinator was away does not count"
     for damaged in (b"", b"[]", b"{", b'{"zz": []}', b'{"aa": 3}', b"\xff"):
         path.write_bytes(damaged)
-        assert Lines(path, 0).of(b"r" * 32) == {}
+        assert WaitQueueFile(path, 0).of(b"r" * 32) == {}
     again.keep(b"r" * 32, {}, 0)
-    assert Lines(path, 0).of(b"r" * 32) == {}
+    assert WaitQueueFile(path, 0).of(b"r" * 32) == {}
 
 
 def test_the_expected_wait_follows_from_the_pace_at_which_places_became_free() -> None:
-    minute, line, pace = 60_000, dict[bytes, Waiting](), None
+    minute, line, pace = 60_000, dict[bytes, QueuedPeer](), None
     for number, key in enumerate((ADA, BOB, CAY)):
         after = asked(line, key, "", 0, BLOCK, number).line
         pace, line = moved(pace, line, after, number), dict(after)
@@ -166,7 +166,7 @@ def test_the_expected_wait_follows_from_the_pace_at_which_places_became_free() -
     assert expected(pace, 3, 20 * minute) == said
     assert moved(pace, line, {}, 21 * minute) is None, "the next line begins anew"
     for at in range(CALLS_KEPT + 4):
-        pace = moved(pace, {}, {bytes([at]): Waiting("", at, at * minute)}, at * minute)
+        pace = moved(pace, {}, {bytes([at]): QueuedPeer("", at, at * minute)}, at * minute)
     assert pace is not None
     assert len(pace.called_ms) == CALLS_KEPT
     assert expected(pace, 2, (CALLS_KEPT + 4) * minute).startswith("expected wait: about 2 min,")
@@ -179,7 +179,7 @@ async def turn(peer: LivePeer) -> pb.MayJoinResponse:
 
 async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) -> None:
     async with served(tmp_path, FULL) as here, peers(here, 3) as (ada, bob, cay):
-        here.hub.lines = Lines(tmp_path / NAME, monotonic_ms())
+        here.hub.lines = WaitQueueFile(tmp_path / NAME, monotonic_ms())
         assert (await turn(ada)).place == 0, "nobody waits, so the peer need not wait for others to come back"
         await ada.join()
         for peer, place, length in ((bob, 1, 1), (cay, 2, 2), (bob, 1, 2)):
@@ -196,12 +196,12 @@ async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) ->
         with pytest.raises(RefusedError, match="2 peers wait in line"):
             await cay.client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device="cpu"))
     async with served(tmp_path, FULL) as here, peers(here, 3) as (ada, bob, cay):
-        here.hub.lines = Lines(tmp_path / NAME, monotonic_ms())
+        here.hub.lines = WaitQueueFile(tmp_path / NAME, monotonic_ms())
         assert (await turn(cay)).place == 2, "the place that looks free may be Ada's"
         assert (await turn(bob)).place == 1
         with pytest.raises(RefusedError, match="2 peers wait in line"):
             await bob.client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device="cpu"))
-        here.hub.lines = Lines(tmp_path / NAME, monotonic_ms() - RETURN_MS_MAX)
+        here.hub.lines = WaitQueueFile(tmp_path / NAME, monotonic_ms() - RETURN_MS_MAX)
         assert (await turn(cay)).place == 1, "the place is kept for Bob"
         assert (await turn(bob)).place == 0
         answer = await turn(cay)

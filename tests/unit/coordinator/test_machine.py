@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.clock import admission, holdings, rules, transitions
+from coordinator.clock import admission, holder_counts, rules, transitions
 from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
 from coordinator.clock.events import (
     ChangeAsked,
@@ -873,15 +873,17 @@ def test_places_whose_authors_claimed_nothing_or_another_payload_are_not_taken()
     harness.feed(Reported(key(0), held=said))
     assert harness.run.step is not None
     assert not any(harness.run.step.held.values())
-    assert holdings.unclear(harness.run.step, key(0), said, anchor=False) == 0b100, "the one without a claim"
+    assert holder_counts.unclear(harness.run.step, key(0), said, anchor=False) == 0b100, "the one without a claim"
     said = places_held(tick, 1, range(2), salt=1)
     harness.feed(Reported(key(0), held=said))
     assert not any(harness.run.step.held.values())
-    assert holdings.unclear(harness.run.step, key(0), said, anchor=False) == 0b011, "one of them is another payload"
+    assert holder_counts.unclear(harness.run.step, key(0), said, anchor=False) == 0b011, (
+        "one of them is another payload"
+    )
     said = places_held(tick, 1, range(2))
     harness.feed(Reported(key(0), held=said))
     assert harness.run.step.held == {key(0): 0b011}
-    assert holdings.unclear(harness.run.step, key(0), said, anchor=False) == 0
+    assert holder_counts.unclear(harness.run.step, key(0), said, anchor=False) == 0
 
 
 def test_a_mask_of_another_roster_counts_for_nothing() -> None:
@@ -891,7 +893,7 @@ def test_a_mask_of_another_roster_counts_for_nothing() -> None:
         harness.feed(Reported(key(n), claim=claim_of(tick, n)))
     for said in (places_held(tick, 2, range(3)), replace(places_held(tick, 1, range(3)), attempt=2)):
         harness.feed(Reported(key(0), held=said))
-        assert holdings.unclear(harness.run.step, key(0), said, anchor=False) == 0, (
+        assert holder_counts.unclear(harness.run.step, key(0), said, anchor=False) == 0, (
             "it hears of the open step, and says again"
         )
     harness.feed(Reported(key(0), held=places_held(tick, 1, range(4))))
@@ -904,11 +906,11 @@ def test_a_mask_of_another_roster_counts_for_nothing() -> None:
 def test_a_tally_counts_as_one_by_one(masks: list[int], needed: int) -> None:
     tally: tuple[int, ...] = ()
     for mask in masks:
-        tally = holdings.added(tally, mask)
+        tally = holder_counts.added(tally, mask)
     for place in range(9):
         count = sum(mask >> place & 1 for mask in masks)
         assert sum((digit >> place & 1) << at for at, digit in enumerate(tally)) == count
-        assert holdings.reaching(tally, needed) >> place & 1 == (count >= needed)
+        assert holder_counts.reaching(tally, needed) >> place & 1 == (count >= needed)
 
 
 def test_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from coordinator.serving.places import LIMITS, LOOPBACK, Caller, Lane, Place, Places
+from coordinator.serving.call_limits import LIMITS, LOOPBACK, Caller, CallSlot, Lane, Places
 
 
 def taken(places: Places, lane: Lane, where: str, count: int) -> int:
-    return sum(isinstance(places.acquire(lane, Caller(where, f"{where}:{n}"), 0.0), Place) for n in range(count))
+    return sum(isinstance(places.acquire(lane, Caller(where, f"{where}:{n}"), 0.0), CallSlot) for n in range(count))
 
 
 def test_strangers_in_the_operators_lane_leave_its_own_machine_room() -> None:

@@ -38,7 +38,7 @@ from coordinator.clock.records import (
     Withdrawn,
 )
 from coordinator.store.journal import Journal
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.changes import settings_of
 from protos.end import End
 from protos.envelope import Kind, seal
@@ -104,7 +104,7 @@ def entry() -> EntryCommitted:
 
 def records() -> dict[str, Record]:
     """At least one of each kind, by a name of its own."""
-    shares = (Share(a(1), 4), Share(a(2), 8))
+    shares = (SampleShare(a(1), 4), SampleShare(a(2), 8))
     return {
         "layout": LayoutFixed(a(1), 123_456),
         "tick": TickOpened(Tick(3, a(9), 2, shares, (Range(0, 12), Range(20, 22)), lr_to_bits(2e-3))),

@@ -14,7 +14,7 @@ from coordinator.clock import quorum, rules
 from coordinator.clock.events import Claim
 from coordinator.clock.records import DecayStarted, SnapshotFact
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
-from protos.assignment import Range, Share, assign, merge
+from protos.assignment import Range, SampleShare, assign, merge
 from protos.optimizer_config import OptimizerConfig
 from protos.tick import Tick
 from tests.unit.coordinator.driver import LAYOUT, RUN_ID, config, key, sha
@@ -136,7 +136,7 @@ def test_draw_loses_and_doubles_nothing(returned: tuple[Range, ...], samples: in
 @given(whole=ranges, samples=st.integers(0, 60))
 @settings(derandomize=True, deadline=None)
 def test_subtract_is_the_inverse_of_merge(whole: tuple[Range, ...], samples: int) -> None:
-    taken = assign(whole, [Share(b"", samples)])[b""]
+    taken = assign(whole, [SampleShare(b"", samples)])[b""]
     left = rules.subtract(whole, taken)
     assert merge([*left, *taken]) == merge(whole)
 
@@ -194,7 +194,7 @@ def test_measured_speed_moves_half_way() -> None:
 
 def open_step(run: Run, held: dict[int, list[int]]) -> OpenStep:
     members = sorted(run.peers)
-    tick = Tick(1, RUN_ID, 1, tuple(Share(k, 1) for k in members), (Range(0, len(members)),), 0)
+    tick = Tick(1, RUN_ID, 1, tuple(SampleShare(k, 1) for k in members), (Range(0, len(members)),), 0)
     claims = {key(n): Claim(1, RUN_ID, sha(n), 1, 1, 1, 1.0, 1) for n in held}
     by = {key(m): sum(1 << n for n, who in held.items() if m in who) for m in range(len(members))}
     return OpenStep(tick, 0, 1_000, claims=claims, claimed=sum(1 << n for n in held), held=by)

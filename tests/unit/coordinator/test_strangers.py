@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.clock import admission, electorate, holdings, rules
+from coordinator.clock import admission, electorate, holder_counts, rules
 from coordinator.clock.effects import EndStream, NoticeKind, SendNotice
 from coordinator.clock.events import Claim, Connected, Disconnected, Reported, TicketAsked, TimerFired, WithdrawalAsked
 from coordinator.clock.records import SnapshotFact
@@ -316,13 +316,13 @@ def test_holdings_of_anchors_are_bounded() -> None:
     harness = begun(*HONEST, anchor=True)
     opened = harness.run.step
     assert opened is not None
-    most = holdings.ANCHORED_A_MEMBER_MAX * len(HONEST)
+    most = holder_counts.ANCHORED_A_MEMBER_MAX * len(HONEST)
     names = frozenset((key(HONEST[0]), sha(number)) for number in range(most))
-    for number in range(2 * holdings.ANCHORS_HELD_MAX):
-        opened = holdings.hold(opened, key(number), 1, anchor=True)
-        opened = holdings.named_by(opened, key(number), names)
-        opened = holdings.named_by(opened, key(number), frozenset({(key(HONEST[0]), sha("one more"))}))
-    assert len(opened.by_anchor) == len(opened.named_by_anchor) == holdings.ANCHORS_HELD_MAX
+    for number in range(2 * holder_counts.ANCHORS_HELD_MAX):
+        opened = holder_counts.hold(opened, key(number), 1, anchor=True)
+        opened = holder_counts.named_by(opened, key(number), names)
+        opened = holder_counts.named_by(opened, key(number), frozenset({(key(HONEST[0]), sha("one more"))}))
+    assert len(opened.by_anchor) == len(opened.named_by_anchor) == holder_counts.ANCHORS_HELD_MAX
     assert {len(kept) for kept in opened.named_by_anchor.values()} == {most}
 
 

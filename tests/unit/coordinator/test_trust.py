@@ -12,7 +12,7 @@ from coordinator.clock.events import Claim, Connected, Disconnected, Reported, T
 from coordinator.clock.records import EntryCommitted, Judged
 from coordinator.clock.state import PeerPhase, Run
 from coordinator.clock.trust import Standing
-from coordinator.clock.typical import Recent
+from coordinator.clock.typical import RecentChecks
 from protos import checks
 from protos.assignment import Range
 from protos.errors import Refusal
@@ -34,8 +34,8 @@ def figures(
     overlap: float = GOOD_OVERLAP,
     n: int = typical.TYPICAL_NEEDED,
     part: float = 1.0,
-) -> Recent:
-    return Recent((difference,) * n, (part,) * n, {key(50 + number): overlap for number in range(n)})
+) -> RecentChecks:
+    return RecentChecks((difference,) * n, (part,) * n, {key(50 + number): overlap for number in range(n)})
 
 
 TYPICAL = figures()
@@ -47,7 +47,7 @@ def verdict(
     return Verdict(1, key(checker), key(subject), sha(subject), own, difference, **more)  # type: ignore[arg-type]
 
 
-def judged(times: int, verdicts: list[Verdict], recent: Recent = TYPICAL) -> dict[bytes, Standing]:
+def judged(times: int, verdicts: list[Verdict], recent: RecentChecks = TYPICAL) -> dict[bytes, Standing]:
     standings: dict[bytes, Standing] = {key(n): Standing(counted=True) for n in range(PEERS)}
     arrival = [key(n) for n in range(PEERS)]
     for _ in range(times):
@@ -174,7 +174,7 @@ def excluded(
         draw = random.Random(seed)
         names = [key(n) for n in range(peers)]
         standings: dict[bytes, Standing] = {name: Standing(counted=True) for name in names}
-        recent = Recent()
+        recent = RecentChecks()
         for step in range(steps):
             found = []
             for n, name in enumerate(names):
@@ -227,7 +227,7 @@ def test_newcomers_and_peers_in_doubt_do_not_say_what_is_typical() -> None:
     def typical(subject: Standing) -> tuple[float, ...]:
         standings = {key(n): Standing(counted=True) for n in range(PEERS)} | {key(5): subject}
         found = [verdict(n, 5, difference=1000.0) for n in range(3)]
-        return trust.judge(ON, standings, Recent(), found, [key(5)])[1].differences
+        return trust.judge(ON, standings, RecentChecks(), found, [key(5)])[1].differences
 
     assert typical(Standing(counted=True)) == (1000.0,)
     assert typical(Standing()) == typical(Standing(counted=True, score=1.0)) == ()
@@ -473,7 +473,7 @@ SHARED_OVERLAP = 0.71
 """Of honest votes at shared places (`python -m tests.bench adversaries --selection random`): 0.57 to 0.77."""
 
 
-def shared_score(verdicts: list[Verdict], recent: Recent) -> float:
+def shared_score(verdicts: list[Verdict], recent: RecentChecks) -> float:
     standings = {key(n): Standing(counted=True) for n in range(PEERS)}
     arrival = [key(n) for n in range(PEERS)]
     return trust.judge(ON, standings, recent, verdicts, arrival, shared=True)[0][key(5)].score
@@ -486,7 +486,7 @@ def test_honest_votes_at_shared_places_are_no_copies(difference: float) -> None:
     honest = alike(5, 4, overlap=0.77, difference=difference)
     assert shared_score(honest, usual) == 0
     first = alike(5, 4, overlap=0.77, difference=difference)
-    assert shared_score(first, Recent()) == 0, "nothing is typical yet"
+    assert shared_score(first, RecentChecks()) == 0, "nothing is typical yet"
 
 
 def test_a_copy_of_votes_at_shared_places_is_one() -> None:

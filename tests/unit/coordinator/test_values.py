@@ -9,13 +9,13 @@ from functools import cached_property
 import pytest
 
 from coordinator.clock.state import OpenStep, Peer, Run
-from coordinator.clock.values import replace
-from protos.assignment import Range, Share
+from coordinator.clock.value_copy import replace
+from protos.assignment import Range, SampleShare
 from protos.run_config import RunConfig
 from protos.tick import Tick
 
 RUN = Run(bytes(32), RunConfig())
-TICK = Tick(1, bytes(32), 1, (Share(b"a" * 32, 4),), (Range(0, 4),), 0)
+TICK = Tick(1, bytes(32), 1, (SampleShare(b"a" * 32, 4),), (Range(0, 4),), 0)
 
 
 def test_it_is_the_value_with_some_fields_changed() -> None:
@@ -34,7 +34,7 @@ def test_a_field_that_is_none_is_refused() -> None:
 
 def test_what_follows_from_the_fields_is_computed_again() -> None:
     assert TICK.places == {b"a" * 32: 0}
-    assert replace(TICK, roster=(Share(b"b" * 32, 4),)).places == {b"b" * 32: 0}
+    assert replace(TICK, roster=(SampleShare(b"b" * 32, 4),)).places == {b"b" * 32: 0}
 
 
 def test_a_class_that_checks_its_fields_still_does() -> None:

@@ -22,7 +22,7 @@ from node.data.corpus import open_corpus
 from node.data.errors import DataError
 from node.data.sources import Source, documents
 from node.data.survey import look_at, survey
-from node.data.tally import LeftOutError, Reason, Tally
+from node.data.tally import LeftOutError, LeftOutReason, Tally
 from node.data.tokenizer import ByteTokenizer
 
 ROWS = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(3))
@@ -203,39 +203,39 @@ def test_other_splits_are_not_trained_on_unasked(tmp_path: Path) -> None:
     assert read(saved) == (ROW_TEXTS, {"about": 1, "split": 1})
 
 
-def bad(reason: Reason, line: str | bytes, words: str) -> tuple[Reason, bytes, str]:
+def bad(reason: LeftOutReason, line: str | bytes, words: str) -> tuple[LeftOutReason, bytes, str]:
     return reason, line if isinstance(line, bytes) else line.encode(), words
 
 
 @pytest.mark.parametrize(
     ("reason", "line", "words"),
     [
-        bad(Reason.BROKEN_ROW, r'{"text": "half \ud83d"}', r"'text' has half a character \(U\+D83D\) at 5"),
-        bad(Reason.BROKEN_ROW, "{", "is no JSON"),
-        bad(Reason.BROKEN_ROW, b'{"text": "\xff"}', "is no JSON"),
-        bad(Reason.BROKEN_ROW, '{"text": "a", "text": "b"}', "'text' is there twice"),
-        bad(Reason.BROKEN_ROW, "[" * 3000, "is no JSON"),
-        bad(Reason.BROKEN_ROW, '{"n": ' + "1" * 5000 + ', "text": "a"}', "is no JSON"),
-        bad(Reason.NO_COLUMN, '{"body": "x"}', "has no 'text'; it has body"),
-        bad(Reason.NO_COLUMN, "[1]", "it has list"),
-        bad(Reason.NO_COLUMN, "null", "it has NoneType"),
-        bad(Reason.NOT_TEXT, '{"text": null}', "'text' is null, expected text"),
-        bad(Reason.NOT_TEXT, '{"text": 7}', "'text' is int, expected text"),
-        bad(Reason.NOT_TEXT, '{"text": ["a"]}', "'text' is list, expected text"),
-        bad(Reason.TOO_LARGE, '{"text": "' + "x" * 10_000 + '"}', "has more than 0 MiB"),
-        bad(Reason.EMPTY, '{"text": ""}', ""),
+        bad(LeftOutReason.BROKEN_ROW, r'{"text": "half \ud83d"}', r"'text' has half a character \(U\+D83D\) at 5"),
+        bad(LeftOutReason.BROKEN_ROW, "{", "is no JSON"),
+        bad(LeftOutReason.BROKEN_ROW, b'{"text": "\xff"}', "is no JSON"),
+        bad(LeftOutReason.BROKEN_ROW, '{"text": "a", "text": "b"}', "'text' is there twice"),
+        bad(LeftOutReason.BROKEN_ROW, "[" * 3000, "is no JSON"),
+        bad(LeftOutReason.BROKEN_ROW, '{"n": ' + "1" * 5000 + ', "text": "a"}', "is no JSON"),
+        bad(LeftOutReason.NO_COLUMN, '{"body": "x"}', "has no 'text'; it has body"),
+        bad(LeftOutReason.NO_COLUMN, "[1]", "it has list"),
+        bad(LeftOutReason.NO_COLUMN, "null", "it has NoneType"),
+        bad(LeftOutReason.NOT_TEXT, '{"text": null}', "'text' is null, expected text"),
+        bad(LeftOutReason.NOT_TEXT, '{"text": 7}', "'text' is int, expected text"),
+        bad(LeftOutReason.NOT_TEXT, '{"text": ["a"]}', "'text' is list, expected text"),
+        bad(LeftOutReason.TOO_LARGE, '{"text": "' + "x" * 10_000 + '"}', "has more than 0 MiB"),
+        bad(LeftOutReason.EMPTY, '{"text": ""}', ""),
     ],
 )
 def test_a_bad_row_is_named_counted_and_skipped(
-    reason: Reason, line: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reason: LeftOutReason, line: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "LINE_BYTES_MAX", 9000 if reason is Reason.TOO_LARGE else 1 << 20)
+    monkeypatch.setattr(rows, "LINE_BYTES_MAX", 9000 if reason is LeftOutReason.TOO_LARGE else 1 << 20)
     path = tmp_path / "a.jsonl"
     text = "a good row " * 90
     good = json.dumps({"text": text}).encode() + b"\n"
     path.write_bytes(good * 2 + line + b"\n" + good)
     assert read(path) == ([text] * 3, {reason.key: 1})
-    if reason is Reason.EMPTY:
+    if reason is LeftOutReason.EMPTY:
         build(Source(str(path)), ByteTokenizer(), "bytes", tmp_path / "out")
         return
     with pytest.raises(LeftOutError, match=rf"a\.jsonl, line 3.*{words}"):
@@ -254,30 +254,30 @@ def test_a_bad_row_is_named_counted_and_skipped(
         (
             "b.jsonl.gz",
             gzip.compress(random.Random(0).randbytes(500).hex().encode() * 40, mtime=0)[:-40],
-            Reason.DAMAGED,
+            LeftOutReason.DAMAGED,
         ),
-        ("b.txt.gz", gzip.compress(b"words " * 400, mtime=0)[:-9], Reason.DAMAGED),
-        ("b.txt.zst", zstd("words " * 400)[:-4], Reason.DAMAGED),
-        ("b.jsonl.zst", zstd("words " * 400)[:-4], Reason.DAMAGED),
-        ("b.txt.gz", b"plain words", Reason.DAMAGED),
-        ("b.jsonl.gz", gzip.compress(ROWS.encode(), mtime=0) + b"garbage", Reason.DAMAGED),
-        ("b.txt", b"caf\xe9", Reason.NOT_UTF8),
-        ("b.txt", "words".encode("utf-16"), Reason.NOT_UTF8),
-        ("b.txt", b"words" * 9000 + b"\0", Reason.BINARY),
-        ("b.zip", b"PK", Reason.PACKED),
-        ("b.tar.gz", gzip.compress(b"a", mtime=0), Reason.PACKED),
-        ("b.txt.xz", b"\xfd7zXZ", Reason.PACKED),
-        ("b.csv", "id,body\n1,x\n", Reason.NO_COLUMN),
-        ("b.csv", "id,text\n1,x,y\n", Reason.BROKEN_ROW),
-        ("b.csv", 'id,text\n1,"never closed\n', Reason.BROKEN_ROW),
-        ("b.csv", 'id,text\n1,"closed"twice\n2,good\n', Reason.BROKEN_ROW),
-        ("b.json", '{"body": 1}\n{"body": 2}\n', Reason.NO_COLUMN),
-        ("b.json", '[{"body": "x"}]', Reason.NO_COLUMN),
-        ("b.json", '[{"text": "x"}', Reason.DAMAGED),
+        ("b.txt.gz", gzip.compress(b"words " * 400, mtime=0)[:-9], LeftOutReason.DAMAGED),
+        ("b.txt.zst", zstd("words " * 400)[:-4], LeftOutReason.DAMAGED),
+        ("b.jsonl.zst", zstd("words " * 400)[:-4], LeftOutReason.DAMAGED),
+        ("b.txt.gz", b"plain words", LeftOutReason.DAMAGED),
+        ("b.jsonl.gz", gzip.compress(ROWS.encode(), mtime=0) + b"garbage", LeftOutReason.DAMAGED),
+        ("b.txt", b"caf\xe9", LeftOutReason.NOT_UTF8),
+        ("b.txt", "words".encode("utf-16"), LeftOutReason.NOT_UTF8),
+        ("b.txt", b"words" * 9000 + b"\0", LeftOutReason.BINARY),
+        ("b.zip", b"PK", LeftOutReason.PACKED),
+        ("b.tar.gz", gzip.compress(b"a", mtime=0), LeftOutReason.PACKED),
+        ("b.txt.xz", b"\xfd7zXZ", LeftOutReason.PACKED),
+        ("b.csv", "id,body\n1,x\n", LeftOutReason.NO_COLUMN),
+        ("b.csv", "id,text\n1,x,y\n", LeftOutReason.BROKEN_ROW),
+        ("b.csv", 'id,text\n1,"never closed\n', LeftOutReason.BROKEN_ROW),
+        ("b.csv", 'id,text\n1,"closed"twice\n2,good\n', LeftOutReason.BROKEN_ROW),
+        ("b.json", '{"body": 1}\n{"body": 2}\n', LeftOutReason.NO_COLUMN),
+        ("b.json", '[{"body": "x"}]', LeftOutReason.NO_COLUMN),
+        ("b.json", '[{"text": "x"}', LeftOutReason.DAMAGED),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_and_asks(
-    name: str, data: str | bytes, reason: Reason, tmp_path: Path
+    name: str, data: str | bytes, reason: LeftOutReason, tmp_path: Path
 ) -> None:
     root = put(tmp_path / "root", {"a.txt": "text", name: data})
     found, counts = read(root)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.commands.checking import checked
-from node.commands.consent import request
+from node.admission.consent import request
 from node.config import load_settings
 from node.data.errors import DataError
 from node.data.mixed import MixedSamples

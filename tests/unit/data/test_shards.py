@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.data.errors import DataError
-from node.data.files import FileTokens
-from node.data.manifest import MANIFEST, Manifest, Shard, parse, sha256_of
+from node.data.manifest import MANIFEST, Shard, ShardManifest, parse, sha256_of
 from node.data.samples import Samples
+from node.data.shard_cache import Cache, Folder, Shards, manifest_of
 from node.data.shards import ShardedSamples
-from node.data.shelf import Cache, Folder, Shards, manifest_of
+from node.data.token_file import FileTokens
 from protos.assignment import Range
 
 CONTEXT = 4
 HASH = "0" * 64
 
 
-def a_set(folder: Path, lengths: list[int]) -> Manifest:
+def a_set(folder: Path, lengths: list[int]) -> ShardManifest:
     """Shards in which each token is its own place in the whole."""
     folder.mkdir(exist_ok=True)
     shards, at = [], 0
@@ -33,7 +33,7 @@ def a_set(folder: Path, lengths: list[int]) -> Manifest:
         (folder / f"{number}.bin").write_bytes(data)
         shards.append(Shard(f"{number}.bin", length, sha256_of(data)))
         at += length
-    manifest = Manifest("bytes", HASH, 1 << 20, "uint32", tuple(shards))
+    manifest = ShardManifest("bytes", HASH, 1 << 20, "uint32", tuple(shards))
     (folder / MANIFEST).write_bytes(manifest.encode())
     return manifest
 

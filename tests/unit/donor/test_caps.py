@@ -12,9 +12,9 @@ import structlog
 import torch
 from structlog.testing import capture_logs
 
-from node.blobs.flow import BURST_SECONDS, RELAYED_SECONDS_MAX, Lane
+from node.blobs.flow import BURST_SECONDS, RELAYED_SECONDS_MAX, FlowDirection
 from node.donor.month import MONTH_FILE, Month
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from node.training.throttle import OWED_SECONDS_MAX, Throttle
 
 
@@ -39,12 +39,12 @@ def run(work: Any) -> Any:
 
 def test_bytes_of_several_streams_together_keep_the_rate() -> None:
     async def main() -> float:
-        lane = Lane(lambda: 100_000.0)
+        lane = FlowDirection(lambda: 100_000.0)
         began = asyncio.get_running_loop().time()
         await asyncio.gather(*(stream(lane) for _ in range(8)))
         return asyncio.get_running_loop().time() - began
 
-    async def stream(lane: Lane) -> None:
+    async def stream(lane: FlowDirection) -> None:
         for _ in range(25):
             await lane.take(5000)
 
@@ -54,7 +54,7 @@ def test_bytes_of_several_streams_together_keep_the_rate() -> None:
 
 def test_bytes_that_were_relayed_come_off_the_rate_and_cost_own_votes_a_few_seconds_at_most() -> None:
     async def main(relayed: int) -> float:
-        lane = Lane(lambda: 100_000.0)
+        lane = FlowDirection(lambda: 100_000.0)
         began = asyncio.get_running_loop().time()
         lane.relayed(relayed)
         lane.relayed(relayed)  # nothing new
@@ -77,7 +77,7 @@ def test_an_owner_with_a_cap_relays_nothing_without_saying_so() -> None:
 
 def test_votes_go_before_the_pieces_of_strangers() -> None:
     async def main() -> list[str]:
-        lane, order = Lane(lambda: 10_000.0), []
+        lane, order = FlowDirection(lambda: 10_000.0), []
 
         async def one(name: str, *, urgent: bool) -> None:
             await lane.take(10_000, urgent=urgent)
@@ -95,7 +95,7 @@ def test_votes_go_before_the_pieces_of_strangers() -> None:
 def test_a_new_rate_counts_for_those_that_wait_already() -> None:
     async def main() -> float:
         rate: list[float | None] = [10.0]
-        lane = Lane(lambda: rate[0])
+        lane = FlowDirection(lambda: rate[0])
         await lane.take(10_000)
         waits = asyncio.create_task(lane.take(10_000))
         began = asyncio.get_running_loop().time()
@@ -109,7 +109,7 @@ def test_a_new_rate_counts_for_those_that_wait_already() -> None:
 
 def test_a_way_that_is_shut_waits_until_it_is_opened() -> None:
     async def main() -> bool:
-        lane = Lane()
+        lane = FlowDirection()
         await lane.opened()
         lane.shut = True
         waits = asyncio.create_task(lane.opened())
@@ -204,7 +204,7 @@ def test_threads_change_and_come_back() -> None:
     try:
         for wanted, expected in ((first + 2, first + 2), (None, first)):
             settings[0] = LiveSettings(threads=wanted)
-            throttle.heed()
+            throttle.refresh()
             assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(first)

@@ -9,46 +9,50 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from node.control.wishes import Wishes
-from node.donor.conditions import Facts, State, decide, states
+from node.control.owner_requests import OwnerRequests
+from node.donor.conditions import MachineFacts, State, decide, states
 from node.donor.live import Live
-from node.donor.settings import LiveSettings
-from node.donor.watch import Watch
+from node.donor.owner_settings import LiveSettings
+from node.donor.watch import ConditionWatch
 
 MONDAY_NINE = 9 * 60
-FACTS = Facts(MONDAY_NINE)
+FACTS = MachineFacts(MONDAY_NINE)
 
 
 @pytest.mark.parametrize(
     ("settings", "facts", "why"),
     [
-        ({}, Facts(MONDAY_NINE, on_mains=False, gpu_programs=("game",)), None),
+        ({}, MachineFacts(MONDAY_NINE, on_mains=False, gpu_programs=("game",)), None),
         ({"hours": "mon-fri 18:00-08:00"}, FACTS, "outside the hours mon-fri 18:00-08:00; goes on at 18:00"),
         ({"hours": "sat-sun"}, FACTS, "outside the hours sat-sun; goes on at sat 00:00"),
         ({"hours": "mon"}, FACTS, None),
         ({"only_on_mains": True}, FACTS, None),
-        ({"only_on_mains": True}, Facts(0, on_mains=False), "on battery; goes on when the machine is plugged in"),
+        (
+            {"only_on_mains": True},
+            MachineFacts(0, on_mains=False),
+            "on battery; goes on when the machine is plugged in",
+        ),
         (
             {"only_when_idle": 300},
-            Facts(0, idle_seconds=12),
+            MachineFacts(0, idle_seconds=12),
             "somebody used this machine 12 s ago; goes on after 5 min without keyboard and mouse",
         ),
-        ({"only_when_idle": 300}, Facts(0, idle_seconds=300), None),
+        ({"only_when_idle": 300}, MachineFacts(0, idle_seconds=300), None),
         (
             {"only_when_idle": 300},
-            Facts(0, idle_unknown="nobody says"),
+            MachineFacts(0, idle_unknown="nobody says"),
             "not known whether somebody uses this machine, which counts as used (nobody says)",
         ),
         ({"not_beside_other_gpu_programs": True}, FACTS, None),
-        ({"not_beside_other_gpu_programs": True}, Facts(0, gpu_programs=None), None),
+        ({"not_beside_other_gpu_programs": True}, MachineFacts(0, gpu_programs=None), None),
         (
             {"not_beside_other_gpu_programs": True},
-            Facts(0, gpu_programs=("a", "b", "c", "d")),
+            MachineFacts(0, gpu_programs=("a", "b", "c", "d")),
             "another program uses the GPU: a, b, c, ...; goes on when it has ended",
         ),
     ],
 )
-def test_each_condition_gives_its_reason(settings: dict[str, Any], facts: Facts, why: str | None) -> None:
+def test_each_condition_gives_its_reason(settings: dict[str, Any], facts: MachineFacts, why: str | None) -> None:
     state = decide(LiveSettings(**settings), facts)
     assert (None if state is None else state.why) == why
 
@@ -57,17 +61,17 @@ class Owner:
     """A peer's settings and wishes, and a machine whose facts a test writes."""
 
     def __init__(self, home: Path) -> None:
-        self.live, self.wishes = Live(home, LiveSettings()), Wishes()
-        self.facts: Facts | OSError = FACTS
+        self.live, self.wishes = Live(home, LiveSettings()), OwnerRequests()
+        self.facts: MachineFacts | OSError = FACTS
         self.looked = 0
         import structlog
 
-        self.watch = Watch(self.live, self.look, self.hold, structlog.get_logger())
+        self.watch = ConditionWatch(self.live, self.look, self.hold, structlog.get_logger())
 
-    def hold(self, state: State | None, _facts: Facts) -> None:
+    def hold(self, state: State | None, _facts: MachineFacts) -> None:
         self.wishes.hold("" if state is None else state.why)
 
-    def look(self, _settings: LiveSettings) -> Facts:
+    def look(self, _settings: LiveSettings) -> MachineFacts:
         self.looked += 1
         if isinstance(self.facts, OSError):
             raise self.facts
@@ -83,7 +87,7 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 def test_a_month_that_is_used_up_pauses_until_the_next() -> None:
     settings = LiveSettings(upload_gb=2, download_gb=1)
-    used = Facts(0, month="2026-11", next_month="1 December", uploaded=1_900_000_000, downloaded=1_100_000_000)
+    used = MachineFacts(0, month="2026-11", next_month="1 December", uploaded=1_900_000_000, downloaded=1_100_000_000)
     state = decide(settings, used)
     assert state is not None
     assert state.why == "the download of this month is used up: 1.1 GB of 1.0 GB; goes on on 1 December"
@@ -105,7 +109,7 @@ def test_a_condition_that_holds_no_more_does_not_end_the_owners_pause(owner: Own
 
 def test_the_owner_does_not_end_a_conditions_pause_either(owner: Owner) -> None:
     owner.live.change("only_on_mains", "true")
-    owner.facts = Facts(0, on_mains=False)
+    owner.facts = MachineFacts(0, on_mains=False)
     owner.watch.look()
     owner.wishes.resume()
     assert owner.wishes.paused
@@ -138,9 +142,9 @@ def test_a_missing_library_is_told_once_and_another_reason_is_told(owner: Owner)
     owner.live.change("hours", "tue")
     with capture_logs() as lines:
         for facts in (
-            Facts(MONDAY_NINE, gpu_programs=None),
-            Facts(24 * 60, on_mains=False, gpu_programs=None),
-            Facts(24 * 60, gpu_programs=None),
+            MachineFacts(MONDAY_NINE, gpu_programs=None),
+            MachineFacts(24 * 60, on_mains=False, gpu_programs=None),
+            MachineFacts(24 * 60, gpu_programs=None),
         ):
             owner.facts = facts
             owner.watch.look()

@@ -19,12 +19,12 @@ from structlog.testing import capture_logs
 
 from node.blobs.payloads import Payloads
 from node.doctor import lines
-from node.doctor.lines import Verdict
+from node.doctor.lines import Severity
 from node.donor import awake
-from node.donor.disk import Kept, allowed
+from node.donor.disk_shares import Kept, allowed
 from node.donor.live import Live
-from node.donor.settings import LiveSettings
-from node.model.room import Room, limit, within
+from node.donor.owner_settings import LiveSettings
+from node.model.room import DeviceMemory, limit, within
 from protos.errors import OperatorError
 from tests.unit.node.test_doctor import HERE
 
@@ -60,11 +60,11 @@ def test_fewer_bytes_for_payloads_hold_from_the_next_one_on(tmp_path: Path) -> N
 
 
 def test_a_part_of_a_gpu_is_the_room_of_the_peer() -> None:
-    whole = Room(10 * GB, 24 * GB)
+    whole = DeviceMemory(10 * GB, 24 * GB)
     assert within(whole, None, GB) == whole
-    assert within(whole, 0.25, GB) == Room(5 * GB, 6 * GB)
-    assert within(whole, 0.25, 7 * GB) == Room(0, 6 * GB)
-    assert within(whole, 0.75, 0) == Room(10 * GB, 18 * GB)
+    assert within(whole, 0.25, GB) == DeviceMemory(5 * GB, 6 * GB)
+    assert within(whole, 0.25, 7 * GB) == DeviceMemory(0, 6 * GB)
+    assert within(whole, 0.75, 0) == DeviceMemory(10 * GB, 18 * GB)
 
 
 def test_other_devices_refuse_a_part_of_their_memory(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_other_devices_refuse_a_part_of_their_memory(tmp_path: Path) -> None:
 def test_the_doctor_tells_each_limit() -> None:
     values = LiveSettings(gpu_memory=0.5, disk_gb=100, keep_awake=True)
     found = {line.name: line.verdict for line in lines.limits("cpu", HERE, values)}
-    assert found == {"gpu_memory": Verdict.PROBLEM, "disk_gb": Verdict.WARNING, "keep_awake": Verdict.PROBLEM}
+    assert found == {"gpu_memory": Severity.PROBLEM, "disk_gb": Severity.WARNING, "keep_awake": Severity.PROBLEM}
     assert [line.verdict for line in lines.limits("cuda:0", HERE, LiveSettings(gpu_memory=0.5, disk_gb=5))] == [
-        Verdict.OK
+        Severity.OK
     ] * 3
 
 

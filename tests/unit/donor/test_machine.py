@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from node.donor import machine
+from node.donor import machine_facts
 from node.donor.gpu import DRAWS_BYTES_MIN, GpuPrograms
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 
 GNOME = "(uint64 83125,)\n"
 LOGIND = "b true\nt {}\n"
@@ -34,12 +34,12 @@ def answers(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> N
 def test_gnome_says_it_best_and_logind_is_asked_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     since = int((time.time() - 600) * 1_000_000)
     answers(tmp_path, monkeypatch, gdbus=f"printf '{GNOME}'", busctl=f"printf '{LOGIND.format(since)}'")
-    assert machine.idle_seconds() == (83.125, "")
+    assert machine_facts.idle_seconds() == (83.125, "")
     answers(tmp_path, monkeypatch, gdbus="echo 'Error: GDBus.Error' >&2; exit 1")
-    found, why = machine.idle_seconds()
+    found, why = machine_facts.idle_seconds()
     assert (found, why) == (pytest.approx(600, abs=30), "")
     answers(tmp_path, monkeypatch, busctl=f"printf 'b false\\nt {since}\\n'")
-    assert machine.idle_seconds() == (0.0, "")
+    assert machine_facts.idle_seconds() == (0.0, "")
 
 
 KDE_ONLY = """case "$*" in *GetSessionIdleTime*) printf '(uint32 4200,)\\n';; *) exit 1;; esac"""
@@ -49,47 +49,47 @@ def test_on_x11_kde_and_xprintidle_say_it_and_on_wayland_they_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(tmp_path, monkeypatch, gdbus=KDE_ONLY, xprintidle="echo 7100", busctl="exit 1")
-    assert machine.idle_seconds()[0] is None, "no display"
+    assert machine_facts.idle_seconds()[0] is None, "no display"
     monkeypatch.setenv("DISPLAY", ":0")
-    assert machine.idle_seconds() == (7.1, "")
+    assert machine_facts.idle_seconds() == (7.1, "")
     monkeypatch.setenv("XDG_CURRENT_DESKTOP", "KDE")
-    assert machine.idle_seconds() == (4.2, "")
+    assert machine_facts.idle_seconds() == (4.2, "")
     monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
-    assert machine.idle_seconds()[0] is None
+    assert machine_facts.idle_seconds()[0] is None
     monkeypatch.delenv("WAYLAND_DISPLAY")
     answers(tmp_path, monkeypatch, gdbus="exit 1", xprintidle="echo 'no extension'; exit 1")
     monkeypatch.setenv("DISPLAY", ":0")
-    assert machine.idle_seconds()[0] is None
+    assert machine_facts.idle_seconds()[0] is None
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo nonsense", "printf '\\377'"])
 def test_no_answer_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     answers(tmp_path, monkeypatch, gdbus=script, busctl=script)
-    assert machine.idle_seconds() == (None, "neither GNOME, KDE, xprintidle nor logind answers")
+    assert machine_facts.idle_seconds() == (None, "neither GNOME, KDE, xprintidle nor logind answers")
 
 
 def test_a_program_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "ANSWER_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(machine_facts, "ANSWER_SECONDS_MAX", 0.2)
     answers(tmp_path, monkeypatch, gdbus=f"exec {sys.executable} -c 'import time; time.sleep(60)'")
     began = time.monotonic()
-    assert machine.idle_seconds()[0] is None
+    assert machine_facts.idle_seconds()[0] is None
     assert time.monotonic() - began < 30
 
 
 def test_macos_says_nanoseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.sys, "platform", "darwin")
+    monkeypatch.setattr(machine_facts.sys, "platform", "darwin")
     answers(tmp_path, monkeypatch, ioreg=f"printf '%s' '{IOREG}'")
-    assert machine.idle_seconds() == (pytest.approx(4.5, abs=0.01), "")
+    assert machine_facts.idle_seconds() == (pytest.approx(4.5, abs=0.01), "")
     answers(tmp_path, monkeypatch, ioreg="exit 1")
-    assert machine.idle_seconds() == (None, "ioreg does not say")
+    assert machine_facts.idle_seconds() == (None, "ioreg does not say")
 
 
 def test_a_machine_is_asked_only_for_what_a_setting_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(tmp_path, monkeypatch, gdbus=f"echo asked >> {tmp_path}/asked; printf '{GNOME}'")
-    facts = machine.Machine().facts(LiveSettings())
+    facts = machine_facts.Machine().facts(LiveSettings())
     assert (facts.idle_seconds, facts.on_mains, facts.gpu_programs) == (None, True, ())
     assert not (tmp_path / "asked").exists()
-    assert machine.Machine().facts(LiveSettings(only_when_idle=60)).idle_seconds == 83.125
+    assert machine_facts.Machine().facts(LiveSettings(only_when_idle=60)).idle_seconds == 83.125
     local = time.localtime()
     assert (facts.minute - (local.tm_wday * 1440 + local.tm_hour * 60 + local.tm_min)) % (7 * 1440) in (0, 7 * 1440 - 1)
 
@@ -98,9 +98,9 @@ def test_a_battery_is_on_mains_only_if_the_system_says_so(monkeypatch: pytest.Mo
     for plugged, expected in ((True, True), (False, False), (None, False)):
         battery = SimpleNamespace(percent=50, secsleft=100, power_plugged=plugged)
         monkeypatch.setattr(psutil, "sensors_battery", lambda battery=battery: battery)
-        assert machine.on_mains() is expected
+        assert machine_facts.on_mains() is expected
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
-    assert machine.on_mains()
+    assert machine_facts.on_mains()
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")

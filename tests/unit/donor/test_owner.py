@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from node.__main__ import app
 from node.config import load_settings
 from node.donor.live import Live
-from node.donor.owner import named
+from node.donor.owner_signature import named
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.owner import Owner

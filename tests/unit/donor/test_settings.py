@@ -8,7 +8,7 @@ import pytest
 
 from node.config import load_settings
 from node.donor.live import KEPT_FILE, Live
-from node.donor.settings import KEYS, LiveSettings, expected, meaning, with_value
+from node.donor.owner_settings import KEYS, LiveSettings, expected, meaning, with_value
 from protos.errors import OperatorError
 
 

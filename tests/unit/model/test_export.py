@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from node.app import join
-from node.commands.card import card_text, facts_of
-from node.commands.export import ExportError, check_folder, export, sample_text
 from node.config import PeerSettings
 from node.data.tokenizer import ByteTokenizer
+from node.export.card import card_text, facts_of
+from node.export.model_folder import ExportError, check_folder, export, sample_text
 from node.model.spec import ModelSpec, build
 from protos.identity import Identity
 from protos.invite import Invite

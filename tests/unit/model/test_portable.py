@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from node.model.portable import BLOCK_DRAWS, Draws, portable_random
+from node.model.portable_draws import BLOCK_DRAWS, Draws, portable_random
 
 
 def test_normal_has_the_moments_of_a_normal() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from node.model.loss import loss
-from node.model.room import KIB, Room, main_memory, room_of
+from node.model.room import KIB, DeviceMemory, main_memory, room_of
 from node.model.size import activation_bytes, size_of
 from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, parameter_count
 from tests.unit.model.test_spec import TINY, Plain
@@ -93,14 +93,14 @@ def test_five_trillion_parameters_are_counted_in_a_moment_and_in_little_memory()
 def test_free_memory_is_the_machines_within_its_containers(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       1000 kB\nMemFree:         10 kB\nMemAvailable:    600 kB\n")
-    assert main_memory(meminfo, tmp_path) == Room(600 * KIB, 1000 * KIB)
+    assert main_memory(meminfo, tmp_path) == DeviceMemory(600 * KIB, 1000 * KIB)
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("5\n")
-    assert main_memory(meminfo, tmp_path) == Room(600 * KIB, 1000 * KIB)
+    assert main_memory(meminfo, tmp_path) == DeviceMemory(600 * KIB, 1000 * KIB)
     (tmp_path / "memory.max").write_text("300000\n")
     (tmp_path / "memory.current").write_text("250000\n")
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 50000\n")
-    assert main_memory(meminfo, tmp_path) == Room(100_000, 300_000)
+    assert main_memory(meminfo, tmp_path) == DeviceMemory(100_000, 300_000)
     here = room_of(torch.device("cpu"))
     assert here is not None
     assert 0 < here.free <= here.total

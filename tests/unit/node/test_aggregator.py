@@ -20,7 +20,7 @@ from node.swarm.outbox import Outbox
 from node.swarm.view import View
 from node.wire.codec import Update, encode_update, payload_hash
 from node.wire.validate import UpdateDoor
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.checks import drawn
 from protos.errors import Refusal
 from protos.holdings import digest_of
@@ -168,7 +168,7 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     signed = SignedEntry(entry, hashlib.sha256(b"entry").digest(), b"")
     view, newest, cleared = View(RUN, b""), SimpleNamespace(newest=None), list[tuple[int, bytes]]()
     shelf = SimpleNamespace(get=lambda sha256: None, keep_only=lambda step, sha256: cleared.append((step, sha256)))
-    view.tick = Tick(STEP, RUN, 1, tuple(Share(key, 1) for key in KEYS), (Range(0, 9),), 0)
+    view.tick = Tick(STEP, RUN, 1, tuple(SampleShare(key, 1) for key in KEYS), (Range(0, 9),), 0)
     pulls, payloads, snapshots = shelves, shelf, newest
     collector = Collector(KEYS[0], pulls, payloads, door, snapshots, view, runtime, whole=True)  # type: ignore[arg-type]
     shelves.asked.clear()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from node.blobs import audience as audience_module
-from node.blobs.audience import Audience, Seat
+from node.blobs.audience import Audience, ServedStream
 
 MEMBER = "member"
 
 
-def seated(audience: Audience, remote: str, now: float, ended: list[str]) -> Seat | None:
+def seated(audience: Audience, remote: str, now: float, ended: list[str]) -> ServedStream | None:
     return audience.admit(remote, lambda: ended.append(remote), now)
 
 

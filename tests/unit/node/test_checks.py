@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.training import checks
-from node.training.checks import Seen
-from protos.assignment import Range, Share
+from node.training import vote_checks
+from node.training.vote_checks import Seen
+from protos.assignment import Range, SampleShare
 from protos.log import Contribution, Entry, SignedEntry, Verdict
 from protos.run_config import TrustConfig
 from protos.tick import Tick
@@ -42,7 +42,7 @@ def test_a_copy_of_a_copy_does_not_shield_the_first_copier() -> None:
     gradient = torch.ones(CHUNKS, 4096)
 
     def alike(key: bytes) -> tuple[float, bytes]:
-        found = checks.find(key, checks.earlier(entry(ARRIVALS), votes, key), gradient, gradient)
+        found = vote_checks.find(key, vote_checks.earlier(entry(ARRIVALS), votes, key), gradient, gradient)
         return found.overlap, found.like
 
     part, like = alike(COPIER)
@@ -55,13 +55,13 @@ def test_a_copy_of_a_copy_does_not_shield_the_first_copier() -> None:
 
 def test_without_an_order_nobody_is_earlier() -> None:
     votes = {key: seen(0) for key in NAMES}
-    assert list(checks.earlier(entry(dict.fromkeys(NAMES, 0)), votes, COPIER)) == [COPIER]
+    assert list(vote_checks.earlier(entry(dict.fromkeys(NAMES, 0)), votes, COPIER)) == [COPIER]
 
 
 @pytest.mark.parametrize("invalid", [set(), {COPIER}, set(NAMES)])
 def test_votes_that_did_not_pass_the_door_are_nobodys_work(invalid: set[bytes]) -> None:
     """They are in the log, and count as nothing: to be checked less than others would be a way to do nothing."""
-    shares = tuple(Share(key, 4) for key in NAMES)
+    shares = tuple(SampleShare(key, 4) for key in NAMES)
     tick = Tick(1, bytes(32), 1, shares, (Range(0, 16),), 0)
     votes = {key: seen(number) for number, key in enumerate(NAMES) if key not in invalid}
     looked: list[tuple[Range, ...]] = []
@@ -74,7 +74,7 @@ def test_votes_that_did_not_pass_the_door_are_nobodys_work(invalid: set[bytes]) 
     for me in NAMES:
         signed = SignedEntry(entry(ARRIVALS), b"h" * 32, b"")
         on = TrustConfig(enabled=True)
-        found += checks.verdicts(me, checks.due(me, on, tick, signed), on, tick, signed, votes, gradient)
+        found += vote_checks.verdicts(me, vote_checks.due(me, on, tick, signed), on, tick, signed, votes, gradient)
     assert {verdict.subject for verdict in found} == set(NAMES)
     for verdict in found:
         assert (verdict.own == 0.0) == (verdict.subject in invalid)
@@ -87,14 +87,16 @@ def test_a_silent_vote_neither_fits_nor_repeats_anything() -> None:
     silent = Seen(full.where, full.values.clone())
     silent.values[1:] = 0.0
     gradient = torch.ones(CHUNKS, 4096)
-    assert checks.agreement(full, gradient) == pytest.approx((CHUNKS * VOTES) ** 0.5)
-    assert checks.agreement(silent, gradient) == pytest.approx(VOTES**0.5)
-    assert checks.overlap(full, silent) == checks.overlap(silent, full) == 1.0
+    assert vote_checks.agreement(full, gradient) == pytest.approx((CHUNKS * VOTES) ** 0.5)
+    assert vote_checks.agreement(silent, gradient) == pytest.approx(VOTES**0.5)
+    assert vote_checks.overlap(full, silent) == vote_checks.overlap(silent, full) == 1.0
     other = Seen(seen(1).where, silent.values)
     other.where[1:] = silent.where[1:]  # the same places in the silent chunk
-    assert checks.overlap(silent, other) == checks.overlap(Seen(full.where[:1], full.values[:1]), seen_in_first(other))
+    assert vote_checks.overlap(silent, other) == vote_checks.overlap(
+        Seen(full.where[:1], full.values[:1]), seen_in_first(other)
+    )
     nothing = Seen(full.where, torch.zeros_like(full.values))
-    assert checks.agreement(nothing, gradient) == checks.overlap(nothing, nothing) == 0.0
+    assert vote_checks.agreement(nothing, gradient) == vote_checks.overlap(nothing, nothing) == 0.0
 
 
 def seen_in_first(votes: Seen) -> Seen:
@@ -105,12 +107,14 @@ def test_a_gain_is_the_part_of_what_votes_could_gain() -> None:
     votes = seen(0)
     gradient = torch.randn(CHUNKS, 4096, generator=torch.Generator().manual_seed(1))
     right = Seen(votes.where, gradient.gather(1, votes.where).sign())
-    assert checks.gain(right, gradient) == pytest.approx(1.0)
-    assert checks.gain(Seen(right.where, -right.values), gradient) == pytest.approx(-1.0)
-    assert checks.gain(Seen(right.where, right.values * 0), gradient) == 0.0, "silent votes gain nothing"
-    assert checks.gain(right, torch.zeros(CHUNKS, 4096)) == 0.0
+    assert vote_checks.gain(right, gradient) == pytest.approx(1.0)
+    assert vote_checks.gain(Seen(right.where, -right.values), gradient) == pytest.approx(-1.0)
+    assert vote_checks.gain(Seen(right.where, right.values * 0), gradient) == 0.0, "silent votes gain nothing"
+    assert vote_checks.gain(right, torch.zeros(CHUNKS, 4096)) == 0.0
     there = gradient.gather(1, votes.where).abs()
     strong = there > there.quantile(2 / 3)
     half = Seen(right.where, torch.where(strong, -right.values, right.values))
-    assert checks.agreement(half, gradient) > 3, "two thirds of the votes have the right sign: `own` lets them pass"
-    assert checks.gain(half, gradient) < 0, "the third that is turned is what a step gains from"
+    assert vote_checks.agreement(half, gradient) > 3, (
+        "two thirds of the votes have the right sign: `own` lets them pass"
+    )
+    assert vote_checks.gain(half, gradient) < 0, "the third that is turned is what a step gains from"

@@ -17,7 +17,7 @@ from node.training.loop import Trainer
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from node.wire.codec import Update
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.identity import Identity
 from protos.log import Contribution, Entry, SignedEntry, Verdict
 from protos.optimizer_config import OptimizerConfig
@@ -69,7 +69,7 @@ def votes(local_steps: int, share: Range) -> Update:
 
 
 def trainer_of(local_steps: int, stopping: Callable[[], bool], folder: Path, found: list[Verdict]) -> Trainer:
-    shares = tuple(Share(peer.public_key, SHARE) for peer in (HONEST, FLIPPED, ME))
+    shares = tuple(SampleShare(peer.public_key, SHARE) for peer in (HONEST, FLIPPED, ME))
     trainer = Trainer(
         config=RunConfig(clock=ClockConfig(min_peers=3), trust=TrustConfig(enabled=True)),
         replica=replica(local_steps),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.commands.consent import Place, must_ask, place_of, request
+from node.admission.consent import TokenizerSource, must_ask, place_of, request
 from node.config import PeerSettings
 from protos.errors import OperatorError
 from protos.run_config import RunConfig
@@ -50,11 +50,16 @@ def test_a_tokenizer_on_the_disk_needs_the_same_word() -> None:
 
 
 def test_where_a_tokenizer_comes_from() -> None:
-    places = {"bytes": Place.HERE, "gpt2": Place.HUB, "Qwen/Qwen3-0.6B": Place.HUB, "a/b/c": Place.DISK}
-    places |= {"/etc": Place.DISK, "../x": Place.DISK, "~/tok": Place.DISK}
+    places = {
+        "bytes": TokenizerSource.HERE,
+        "gpt2": TokenizerSource.HUB,
+        "Qwen/Qwen3-0.6B": TokenizerSource.HUB,
+        "a/b/c": TokenizerSource.DISK,
+    }
+    places |= {"/etc": TokenizerSource.DISK, "../x": TokenizerSource.DISK, "~/tok": TokenizerSource.DISK}
     assert {name: place_of(name, nothing) for name in places} == places
     # transformers takes a folder of that name before it asks the hub
-    assert place_of("gpt2", lambda path: path == "gpt2") is Place.DISK
+    assert place_of("gpt2", lambda path: path == "gpt2") is TokenizerSource.DISK
 
 
 def test_a_download_is_shown_and_agreed_to() -> None:

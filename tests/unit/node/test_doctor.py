@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from node.blobs.testbytes import Upload
-from node.commands.doctor import Screen, as_values
+from node.commands.doctor import DoctorPrinter, as_values
 from node.config import PeerSettings
 from node.data.errors import DataError
-from node.doctor import lines, machine, run_lines, texts
-from node.doctor.facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
-from node.doctor.lines import Line, Verdict
+from node.doctor import lines, machine_probes, run_lines, texts
+from node.doctor.doctor_facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
+from node.doctor.lines import Line, Severity
 from node.doctor.predict import predict
 from node.doctor.probes import side_by_side
-from node.donor.conditions import Facts, states
-from node.donor.settings import LiveSettings
-from node.model.room import Room
+from node.donor.conditions import MachineFacts, states
+from node.donor.owner_settings import LiveSettings
+from node.model.room import DeviceMemory
 from protos.errors import NetworkError, RefusedError
 from protos.run_config import RunConfig
 
 GB = 10**9
-CPU = Devices("2.13.0+cpu", "cpu", ("cpu",), "cpu", room=Room(8 * GB, 16 * GB), threads=8)
+CPU = Devices("2.13.0+cpu", "cpu", ("cpu",), "cpu", room=DeviceMemory(8 * GB, 16 * GB), threads=8)
 GPU = replace(CPU, build="cuda 12.8", present=("cuda:0", "cpu"), chosen="cuda:0", name="RTX 4090", cards=("NVIDIA",))
 HERE = Here(
     "/home/x", 50 * GB, clock_kept=True, listen="0.0.0.0:0", port_fault="", on_battery=None, versions={"torch": "2"}
@@ -42,7 +42,7 @@ FOUND = Found(
 )
 
 
-def verdict(line: Line | None) -> Verdict:
+def verdict(line: Line | None) -> Severity:
     assert line is not None
     return line.verdict
 
@@ -53,7 +53,7 @@ def at(address: str, seen: str) -> Reach:
 
 def test_a_card_with_a_cpu_build_of_torch_is_a_warning_with_a_way_out() -> None:
     line = lines.device(replace(CPU, cards=("NVIDIA",), driver="570.1"))
-    assert line.verdict is Verdict.WARNING
+    assert line.verdict is Severity.WARNING
     assert "there is an NVIDIA graphics card, but torch 2.13.0+cpu is a CPU build" in line.text
     assert "CUDA build" in line.todo
     assert lines.TORCH_PAGE in line.todo
@@ -69,82 +69,85 @@ def test_a_card_with_a_cpu_build_of_torch_is_a_warning_with_a_way_out() -> None:
 )
 def test_a_card_that_torch_cannot_use_is_told_apart(change: dict[str, Any], words: str) -> None:
     line = lines.device(replace(CPU, **change))
-    assert line.verdict is Verdict.WARNING
+    assert line.verdict is Severity.WARNING
     assert words in line.text
     assert line.todo
 
 
 def test_a_used_card_a_lone_processor_and_a_choice_are_fine() -> None:
     for found in (GPU, CPU, replace(GPU, chosen="cpu", name="")):
-        assert lines.device(found).verdict is Verdict.OK
+        assert lines.device(found).verdict is Severity.OK
     assert lines.device(GPU).text == "cuda:0, RTX 4090"
     assert (
         lines.device(replace(CPU, chosen="", fault="device = 'cuda:7': this machine has cpu")).verdict
-        is Verdict.PROBLEM
+        is Severity.PROBLEM
     )
 
 
 def test_the_driver_is_a_line_only_beside_an_nvidia_card() -> None:
     assert lines.driver(CPU) is None
-    assert verdict(lines.driver(replace(GPU, driver="570.1"))) is Verdict.OK
-    assert verdict(lines.driver(GPU)) is Verdict.WARNING
+    assert verdict(lines.driver(replace(GPU, driver="570.1"))) is Severity.OK
+    assert verdict(lines.driver(GPU)) is Severity.WARNING
 
 
 def test_memory_disk_clock_ports_and_power() -> None:
     assert lines.memory(CPU).text == "8.0 GB free of 16 GB (cpu)"
-    assert lines.memory(replace(CPU, room=Room(GB, 2 * GB))).verdict is Verdict.WARNING
-    assert lines.disk(replace(HERE, disk_free=GB)).verdict is Verdict.WARNING
+    assert lines.memory(replace(CPU, room=DeviceMemory(GB, 2 * GB))).verdict is Severity.WARNING
+    assert lines.disk(replace(HERE, disk_free=GB)).verdict is Severity.WARNING
     assert [lines.clock(replace(HERE, clock_kept=kept)).verdict for kept in (True, False, None)] == [
-        Verdict.OK, Verdict.WARNING, Verdict.UNKNOWN,
+        Severity.OK, Severity.WARNING, Severity.UNKNOWN,
     ]  # fmt: skip
     busy = lines.ports(replace(HERE, listen="0.0.0.0:4001", port_fault="in use"))
-    assert busy.verdict is Verdict.PROBLEM
+    assert busy.verdict is Severity.PROBLEM
     assert "--listen" in busy.todo
     assert lines.power(HERE) is None
-    assert verdict(lines.power(replace(HERE, on_battery=True))) is Verdict.WARNING
-    assert verdict(lines.power(replace(HERE, on_battery=False))) is Verdict.OK
+    assert verdict(lines.power(replace(HERE, on_battery=True))) is Severity.WARNING
+    assert verdict(lines.power(replace(HERE, on_battery=False))) is Severity.OK
 
 
 def test_a_wrong_clock_is_a_warning_with_its_time_alone_and_against_the_coordinators() -> None:
     line = lines.clock(replace(HERE, clock_wrong="this machine's clock says 1972-02-22 00:00 UTC"))
-    assert line.verdict is Verdict.WARNING
+    assert line.verdict is Severity.WARNING
     assert "1972-02-22" in line.text
     assert "timedatectl" in line.todo
     named = run_lines.of_run(replace(FOUND, facts=replace(OTHERS, clock_wrong="they are 3 d 0 h apart")))
-    assert [(line.name, line.verdict) for line in named if "3 d" in line.text] == [("clock", Verdict.WARNING)]
+    assert [(line.name, line.verdict) for line in named if "3 d" in line.text] == [("clock", Severity.WARNING)]
     assert not [line for line in run_lines.of_run(FOUND) if line.name == "clock"]
 
 
 def test_a_fact_that_was_not_found_is_said_and_stops_nothing() -> None:
     fault = Fault("no answer within 30 s")
     found = lines.of_devices(fault) + lines.of_here(fault)
-    assert {line.verdict for line in found} == {Verdict.UNKNOWN}
+    assert {line.verdict for line in found} == {Severity.UNKNOWN}
     assert all(line.text == "no answer within 30 s" for line in found)
-    assert lines.worst(found) is Verdict.OK
+    assert lines.worst(found) is Severity.OK
 
 
 def test_conditions_of_the_owner_are_lines_and_say_whether_the_peer_would_work_now() -> None:
     [none] = lines.conditions([])
-    assert (none.name, none.verdict) == ("conditions", Verdict.OK)
-    monday = Facts(9 * 60, on_mains=True)
+    assert (none.name, none.verdict) == ("conditions", Severity.OK)
+    monday = MachineFacts(9 * 60, on_mains=True)
     found = lines.conditions(list(states(LiveSettings(hours="mon 18:00-20:00", only_on_mains=True), monday)))
-    assert [(line.name, line.verdict) for line in found] == [("hours", Verdict.WARNING), ("only_on_mains", Verdict.OK)]
+    assert [(line.name, line.verdict) for line in found] == [
+        ("hours", Severity.WARNING),
+        ("only_on_mains", Severity.OK),
+    ]
     assert found[0].text == "outside the hours mon 18:00-20:00; goes on at 18:00"
     assert "swarmentum set" in found[0].todo
-    assert lines.conditions(Fault("why"))[0].verdict is Verdict.UNKNOWN
+    assert lines.conditions(Fault("why"))[0].verdict is Severity.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("reach", "words", "kind"),
     [
-        (ROUTER, "a router between", Verdict.OK),
-        (at("100.72.1.2", "8.8.4.4"), "carrier-grade NAT", Verdict.OK),
-        (at("8.8.4.4", "8.8.4.4"), "none: this machine has the public address 8.8.4.4", Verdict.OK),
-        (at("127.0.0.1", "127.0.0.1"), "own network", Verdict.UNKNOWN),
-        (at("192.168.1.5", ""), "does not say", Verdict.UNKNOWN),
+        (ROUTER, "a router between", Severity.OK),
+        (at("100.72.1.2", "8.8.4.4"), "carrier-grade NAT", Severity.OK),
+        (at("8.8.4.4", "8.8.4.4"), "none: this machine has the public address 8.8.4.4", Severity.OK),
+        (at("127.0.0.1", "127.0.0.1"), "own network", Severity.UNKNOWN),
+        (at("192.168.1.5", ""), "does not say", Severity.UNKNOWN),
     ],
 )
-def test_the_router_is_known_by_the_address_that_others_see(reach: Reach, words: str, kind: Verdict) -> None:
+def test_the_router_is_known_by_the_address_that_others_see(reach: Reach, words: str, kind: Severity) -> None:
     line = run_lines.router(replace(reach, seen_from=reach.seen_from.replace("203.0.114.9", "8.8.4.4")))
     assert words in line.text
     assert line.verdict is kind
@@ -153,21 +156,21 @@ def test_the_router_is_known_by_the_address_that_others_see(reach: Reach, words:
 def test_a_probe_that_nobody_answered_says_nothing_and_asks_for_nothing() -> None:
     """A home behind a router was told to forward a port; 15 s later it joined without a flag."""
     unanswered = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=None))
-    assert (unanswered.verdict, unanswered.todo) == (Verdict.UNKNOWN, "")
+    assert (unanswered.verdict, unanswered.todo) == (Severity.UNKNOWN, "")
     assert "takes a relay by itself" in unanswered.text
     relayed = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=False, relays=1))
-    assert (relayed.verdict, relayed.todo) == (Verdict.OK, "")
+    assert (relayed.verdict, relayed.todo) == (Severity.OK, "")
 
 
 def test_reachability_names_the_relay_as_a_way_out() -> None:
     public = at("8.8.4.4", "8.8.4.4")
     relayed = replace(ROUTER, addresses=(f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit/p2p/{PEER}",))
     private = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=False))
-    assert private.verdict is Verdict.WARNING
+    assert private.verdict is Severity.WARNING
     assert "--relay" in private.todo
     assert "public address" in run_lines.reachable(public).text
     assert "through a relay" in run_lines.reachable(relayed).text
-    assert run_lines.reachable(at("127.0.0.1", "127.0.0.1")).verdict is Verdict.OK
+    assert run_lines.reachable(at("127.0.0.1", "127.0.0.1")).verdict is Severity.OK
 
 
 def test_each_no_of_the_run_is_a_problem() -> None:
@@ -182,35 +185,35 @@ def test_each_no_of_the_run_is_a_problem() -> None:
         ({"seat": replace(SEAT, disk_fits=False)}, "run's disk"),
     ):
         found = run_lines.of_run(replace(FOUND, **change))  # type: ignore[arg-type]
-        assert {line.name for line in found if line.verdict is Verdict.PROBLEM} == {name}
-        assert lines.worst(found) is Verdict.PROBLEM
-    assert lines.worst(run_lines.of_run(FOUND)) is not Verdict.PROBLEM
+        assert {line.name for line in found if line.verdict is Severity.PROBLEM} == {name}
+        assert lines.worst(found) is Severity.PROBLEM
+    assert lines.worst(run_lines.of_run(FOUND)) is not Severity.PROBLEM
 
 
 def test_what_passes_is_not_measured_and_no_problem() -> None:
     line = run_lines.admission(Fault("the coordinator is busy"))
-    assert line.verdict is Verdict.UNKNOWN
+    assert line.verdict is Severity.UNKNOWN
     slow = run_lines.download(replace(FOUND, download=Download(1 << 20, 10.0)))
-    assert slow.verdict is Verdict.WARNING
-    assert run_lines.coordinator(replace(FOUND, round_trip_ms=900.0)).verdict is Verdict.WARNING
+    assert slow.verdict is Severity.WARNING
+    assert run_lines.coordinator(replace(FOUND, round_trip_ms=900.0)).verdict is Severity.WARNING
 
 
 def test_a_full_run_is_no_problem_because_join_waits_in_line() -> None:
     found = run_lines.of_run(replace(FOUND, admitted=InLine(3)))
     [line] = [line for line in found if line.name == "admission"]
-    assert line.verdict is Verdict.WARNING
+    assert line.verdict is Severity.WARNING
     assert "3 peers wait in line; `join` waits in line, too" in line.text
-    assert lines.worst(found) is Verdict.WARNING
+    assert lines.worst(found) is Severity.WARNING
 
 
 def test_the_upload_is_held_against_what_the_votes_need() -> None:
     enough = run_lines.upload(FOUND)
-    assert (enough.verdict, enough.text) == (Verdict.OK, "524 kB a second (1.0 MB of test bytes in 2.0 s)")
+    assert (enough.verdict, enough.text) == (Severity.OK, "524 kB a second (1.0 MB of test bytes in 2.0 s)")
     slow = run_lines.upload(replace(FOUND, upload=Upload(20_000, 2.0)))  # votes: 7 kB to four others every two seconds
-    assert slow.verdict is Verdict.WARNING
+    assert slow.verdict is Severity.WARNING
     assert slow.text.endswith("the votes need more at the run's pace")
     assert "--fit-uplink" in slow.todo
-    assert run_lines.upload(replace(FOUND, upload=Fault("nobody takes any"))).verdict is Verdict.UNKNOWN
+    assert run_lines.upload(replace(FOUND, upload=Fault("nobody takes any"))).verdict is Severity.UNKNOWN
 
 
 def test_the_prediction_follows_speed() -> None:
@@ -224,7 +227,7 @@ def test_the_prediction_follows_speed() -> None:
     assert (alone.share, alone.step_seconds, alone.up_bytes_an_hour) == (1, 2, 0)
     assert "16.0 samples a step of 2 s, 25 % of the swarm" in run_lines.contribution(FOUND).text
     unknown = replace(FOUND, seat=replace(SEAT, samples_per_second=None))
-    assert run_lines.contribution(unknown).verdict is Verdict.UNKNOWN
+    assert run_lines.contribution(unknown).verdict is Severity.UNKNOWN
 
 
 def test_the_json_has_every_line_and_the_prediction() -> None:
@@ -267,7 +270,7 @@ def test_a_fact_is_told_when_it_comes_and_not_when_the_last_one_does() -> None:
 
 
 def test_rows_stand_under_each_other_and_what_takes_time_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen() as screen:
+    with DoctorPrinter() as screen:
         screen.say("looking")
         screen.tell([lines.disk(HERE)])
         screen.tell([lines.ports(HERE), lines.clock(HERE)])
@@ -286,22 +289,22 @@ def test_cards_and_batteries_are_read_from_the_system(tmp_path: Path) -> None:
         (folder / "class").write_text(f"{kind}\n")
         (folder / "vendor").write_text(f"{maker}\n")
 
-    assert machine.cards_of(tmp_path) == ()
+    assert machine_probes.cards_of(tmp_path) == ()
     device("0000:01:00.0", "0x030000", "0x10de")
     device("0000:01:00.1", "0x040300", "0x1002")  # sound
     device("0000:02:00.0", "0x030000", "0x8086")
-    assert machine.cards_of(tmp_path) == ("NVIDIA",)
-    assert machine.on_battery(tmp_path) is None
+    assert machine_probes.cards_of(tmp_path) == ("NVIDIA",)
+    assert machine_probes.on_battery(tmp_path) is None
     for name, kind, status in (("AC", "Mains", ""), ("BAT0", "Battery", "Discharging")):
         folder = tmp_path / "class" / "power_supply" / name
         folder.mkdir(parents=True)
         (folder / "type").write_text(kind)
         (folder / "status").write_text(status)
-    assert machine.on_battery(tmp_path) is True
+    assert machine_probes.on_battery(tmp_path) is True
     driver = tmp_path / "version"
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed\nGCC version: 12.2.0\n")
-    assert machine.driver_of(driver) == "570.124.06"
-    assert machine.driver_of(tmp_path / "none") == ""
+    assert machine_probes.driver_of(driver) == "570.124.06"
+    assert machine_probes.driver_of(tmp_path / "none") == ""
 
 
 def test_training_text_says_what_is_left_out(tmp_path: Path) -> None:
@@ -309,21 +312,21 @@ def test_training_text_says_what_is_left_out(tmp_path: Path) -> None:
     assert texts.of_person(PeerSettings()) == ()
     good = texts.of_person(PeerSettings(data=str(tmp_path)))
     [line] = lines.texts(good)
-    assert (line.verdict, line.todo) == (Verdict.OK, "")
+    assert (line.verdict, line.todo) == (Severity.OK, "")
     assert line.text.endswith("1 documents of 1 files, 9 B")
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
     [line] = lines.texts(texts.of_person(PeerSettings(data=str(tmp_path))))
-    assert line.verdict is Verdict.PROBLEM
+    assert line.verdict is Severity.PROBLEM
     assert "left out: 1 not UTF-8" in line.text
     assert "--allow-left-out" in line.todo
     [line] = lines.texts(texts.of_person(PeerSettings(data=str(tmp_path), allow_left_out=True)))
-    assert line.verdict is Verdict.OK
+    assert line.verdict is Severity.OK
     (tmp_path / "a.txt").unlink()
     facts = side_by_side({"texts": lambda: texts.of_person(PeerSettings(data=str(tmp_path)))}, 30.0)
     [line] = lines.texts(facts["texts"])
-    assert line.verdict is Verdict.PROBLEM
+    assert line.verdict is Severity.PROBLEM
     assert "no UTF-8 text file below" in line.text
-    assert lines.texts(Fault("slow"))[0].verdict is Verdict.UNKNOWN
+    assert lines.texts(Fault("slow"))[0].verdict is Severity.UNKNOWN
     run = RunConfig.model_validate({"data": {"source": str(tmp_path / "b.txt")}})
     assert texts.of_run(run, PeerSettings()) == (), "the run may not read it"
     with pytest.raises(DataError, match="is not UTF-8"):

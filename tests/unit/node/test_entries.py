@@ -13,7 +13,7 @@ from node.swarm.entries import ENTRIES_AHEAD_MAX, Entries
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from node.swarm.witness import Witness
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.identity import Identity
 from protos.log import Entry, SignedEntry, seal_entry
 from protos.tick import Tick
@@ -145,7 +145,7 @@ async def test_entries_of_a_large_swarm_are_gossiped_rarely(tmp_path: Path) -> N
         said = mock.AsyncMock()
         played.entries._topic.say = said  # type: ignore[method-assign]
         others = (Identity.from_seed(bytes([100 + n]) * 32).public_key for n in range(members - 1))
-        roster = tuple(Share(key, 1) for key in sorted((ADA.public_key, *others)))
+        roster = tuple(SampleShare(key, 1) for key in sorted((ADA.public_key, *others)))
         played.entries.start(0, RUN)
         played.view.tick = Tick(1, RUN, 1, roster, (Range(0, members),), 0)
         delivered = asyncio.create_task(played.entries.deliver_forever())

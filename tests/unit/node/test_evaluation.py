@@ -15,7 +15,7 @@ from torch.nn import functional
 from node.data.errors import DataError
 from node.data.samples import Batch
 from node.snapshot.store import SnapshotStore
-from node.training.evaluation import Evaluator, held_out_loss, set_sha256
+from node.training.held_out import Evaluator, held_out_loss, set_sha256
 from node.training.replica import Replica
 from protos.evaluation import AGREE_NATS, Evaluation, open_evaluation, seal_evaluation
 from protos.identity import Identity
@@ -89,7 +89,7 @@ def test_two_peers_of_one_kind_agree_whatever_their_micro_batch() -> None:
 
 
 def test_states_that_are_not_due_or_not_here_are_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.training.evaluation.STORE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("node.training.held_out.STORE_SECONDS_MAX", 0.0)
     peer = Peer(tmp_path)
     peer.evaluator.agreed(7, peer.keep(), 100)
     peer.evaluator.agreed(5, bytes(32), 100)

@@ -11,7 +11,7 @@ import pytest
 from node.blobs.payloads import Payloads
 from node.overlay.settings import OverlaySettings
 from node.swarm.events import Failed
-from node.swarm.membership import About
+from node.swarm.membership import JoinFacts
 from node.swarm.parts import Outside, build
 from node.swarm.session import Session
 from protos.identity import Identity
@@ -47,7 +47,7 @@ def test_an_exclusion_from_before_it_was_admitted_is_over(tmp_path: Path, admitt
         client.join.return_value = pb.JoinResponse(head_step=admitted_at)
         life = Session(build(INVITE, ADA, tmp_path / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
                        Payloads(tmp_path / "payloads"), emit, Outside(client=lambda *_: client)))  # fmt: skip
-        await life.parts.membership.enter(About(bytes(32), 1, "cpu"))
+        await life.parts.membership.enter(JoinFacts(bytes(32), 1, "cpu"))
         life._follow_and_deliver = mock.AsyncMock()  # type: ignore[method-assign]
         await life.follow_from(0, RUN)
         for signed in log(excluded_in=2, steps=3):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.commands.card import CARD, MARK, add_ledger, card_text
+from node.export.card import CARD, MARK, add_ledger, card_text
 from node.training.exports import WAITING_MAX, Exports, Series
 from protos.errors import OperatorError
 from protos.run_config import ClockConfig

@@ -14,7 +14,7 @@ from node.blobs import fetcher as fetcher_module
 from node.blobs import turns as turns_module
 from node.blobs.blobs import BlobServer, WireBytes, read_frame, write_frame
 from node.blobs.fetcher import Asking, Said
-from node.blobs.streams import TIMES_KEPT, Times
+from node.blobs.holder_streams import TIMES_KEPT, Times
 from node.blobs.turns import Attempt, Turns
 from protos.errors import NetworkError
 from protos.identity import Identity

@@ -10,7 +10,7 @@ import structlog
 
 from node.overlay import finder as module
 from node.overlay.finder import GONE_LOOKS, VAIN_DOUBLINGS, Finder
-from node.overlay.reach import Finding, Remote, Verdict
+from node.overlay.reach import ReachResult, ReachState, Remote
 from node.overlay.settings import OverlaySettings
 
 RELAYS = tuple(f"/ip4/84.1.2.{number}/tcp/4001/p2p/relay{number}" for number in range(3))
@@ -28,8 +28,8 @@ class Home:
         self.finder = Finder(self, self, None, "me", structlog.get_logger())  # type: ignore[arg-type]
         self.finder.ask = self.answer  # type: ignore[method-assign]
 
-    async def answer(self) -> Finding:
-        return Finding(Verdict.PRIVATE, relays=RELAYS)
+    async def answer(self) -> ReachResult:
+        return ReachResult(ReachState.PRIVATE, relays=RELAYS)
 
     async def change(self, **settings: Any) -> None:
         self.settings = replace(self.settings, **settings)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from node.commands import fit
+from node.admission import fit
 from node.config import PeerSettings
-from node.model.room import Room
+from node.model.room import DeviceMemory
 from protos.errors import OperatorError
 from protos.run_config import RunConfig
 
@@ -29,8 +29,8 @@ def settings(tmp_path: Path, **given: Any) -> PeerSettings:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(fit, "room_of", lambda *_: Room(free, 2 * free))
-    monkeypatch.setattr(fit, "main_memory", lambda: Room(free, 2 * free))
+    monkeypatch.setattr(fit, "room_of", lambda *_: DeviceMemory(free, 2 * free))
+    monkeypatch.setattr(fit, "main_memory", lambda: DeviceMemory(free, 2 * free))
 
 
 def bytes_of(second: fit.Kind) -> int:

@@ -13,7 +13,7 @@ from node.swarm import follower as module
 from node.swarm.events import Failed
 from node.swarm.follower import Follower
 from protos.errors import NetworkError, RefusedError
-from protos.status import SessionLostError
+from protos.grpc_errors import SessionLostError
 
 
 async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.export import export
 from node.config import load_settings
 from node.data.tokenizer import ByteTokenizer
+from node.export.model_folder import export
 from node.model.spec import ModelError, ModelSpec, build, build_meta
 from protos.errors import OperatorError
 from protos.safe_path import python_command, safe_environment

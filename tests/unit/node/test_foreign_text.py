@@ -11,10 +11,10 @@ import structlog
 from rich.console import Console
 
 from coordinator.commands import peers
+from node import pictures as report
 from node.commands import demonstration as demo
-from node.commands import pictures as report
 from node.commands import status
-from node.commands.pictures import PeerRow, peers_table
+from node.pictures import PeerTotals, peers_table
 from protos.console import configure_logging, exit_with
 from protos.errors import RefusedError
 from protos.identity import Identity
@@ -79,7 +79,7 @@ def test_so_do_the_demo_and_its_report() -> None:
     values = status.as_values(facts(), RunConfig(), b"r" * 32)
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     console.print(demo._view(values))
-    row = PeerRow("id", EVIL, 1, 1, 1, 1, "d")
+    row = PeerTotals("id", EVIL, 1, 1, 1, 1, "d")
     console.print(peers_table([row], 10))
     assert isinstance(console.file, io.StringIO)
     shows_it_plainly(console.file.getvalue())

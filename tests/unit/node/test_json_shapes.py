@@ -17,16 +17,16 @@ from coordinator.__main__ import app as coordinator_app
 from coordinator.commands.invites import row_of
 from coordinator.commands.peers import rows_of
 from coordinator.commands.showing import line_of, shown
-from coordinator.serving.server import Serving
-from coordinator.store.backup import About
+from coordinator.serving.served_coordinator import Serving
+from coordinator.store.backup import BackupSummary
 from node.__main__ import app as node_app
 from node.archive.verify import Verification
 from node.commands.doctor import as_values as doctor_values
-from node.commands.layout import LayoutFacts
+from node.commands.model_layout import LayoutFacts
 from node.commands.start_from import Started
 from node.commands.status import as_values as status_values
 from node.data.tally import Reading
-from node.doctor.lines import Line, Verdict
+from node.doctor.lines import Line, Severity
 from node.doctor.predict import Prediction
 from node.service.manager import Installed
 from node.training.telemetry import Summary
@@ -97,7 +97,7 @@ def test_the_page_names_the_keys_of_the_other_commands() -> None:
     assert listed("layout") == {it.name for it in fields(LayoutFacts)} | {"unknown"}
     assert listed("service status") == {it.name for it in fields(Installed)}
     assert listed("serve") == {it.name for it in fields(Serving)} | {"event", "serving"}
-    assert listed("backup") == {it.name for it in fields(About)} | {"file"}
+    assert listed("backup") == {it.name for it in fields(BackupSummary)} | {"file"}
     assert listed("invite list") == {*row_of(ticket), "invite"}
     assert listed("peer list") == set(rows_of(FACTS)[0])
     begun = StartingState(bytes(32), bytes(32), 1, bytes(32), bytes(32), 1, bytes(32), 0)
@@ -113,5 +113,5 @@ def test_a_number_that_is_not_finite_is_null() -> None:
 
 def test_the_page_names_what_is_inside_of_the_doctors_answer() -> None:
     said = PAGE.split("## `swarmentum doctor`")[1].split("##")[0]
-    for key in (*Line("clock", Verdict.OK, "").values(), *(it.name for it in fields(Prediction))):
+    for key in (*Line("clock", Severity.OK, "").values(), *(it.name for it in fields(Prediction))):
         assert f"`{key}`" in said

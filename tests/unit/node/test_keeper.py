@@ -12,7 +12,7 @@ import structlog
 
 from node.archive import files
 from node.archive.record import Recorder, head_of
-from node.snapshot.pieces import Manifest
+from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.training.keeper import Keeper
 from node.training.replica import Replica
@@ -37,7 +37,7 @@ class Kept:
         self.durable: list[bool] = []
         self.keeper = Keeper(self.replica, self.store, folder / "private.pt", self.tell, structlog.get_logger())
 
-    def tell(self, manifest: Manifest, kept: bool) -> None:
+    def tell(self, manifest: SnapshotManifest, kept: bool) -> None:
         self.told.append((manifest.step, kept))
         self.durable.append(not kept or self.store.has(manifest.root))
 

@@ -7,21 +7,21 @@ import socket
 
 import pytest
 
-from node.overlay import lives
-from node.overlay.lives import Lives
+from node.overlay import incarnations
+from node.overlay.incarnations import Incarnations
 from protos.errors import NetworkError
 from protos.identity import Identity, public_key_of
 
 
 class Peer:
-    """Its Lives, and what they did to its connections."""
+    """Its `Incarnations`, and what they did to its connections."""
 
     def __init__(self, world: dict[bytes, Peer]) -> None:
         self.identity = Identity.generate()
         self.world = world
         self.dropped: list[str] = []
         self.dialled: list[str] = []
-        self.lives = Lives(self.open, self.drop, self.dial)
+        self.lives = Incarnations(self.open, self.drop, self.dial)
         world[self.identity.public_key] = self
 
     @property
@@ -37,7 +37,7 @@ class Peer:
     async def open(self, remote: bytes, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if remote not in self.world:
             raise NetworkError("nobody is there")
-        assert protocol == lives.PROTOCOL
+        assert protocol == incarnations.PROTOCOL
         here, there = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=there)
         other = self.world[remote]
@@ -60,7 +60,7 @@ def world() -> dict[bytes, Peer]:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lives, "REDIAL_SECONDS", 0.0)
+    monkeypatch.setattr(incarnations, "REDIAL_SECONDS", 0.0)
 
 
 async def test_peers_that_meet_for_the_first_time_drop_nothing(world: dict[bytes, Peer]) -> None:
@@ -106,7 +106,7 @@ async def test_peers_that_do_not_answer_are_left_alone(
     ada, gone = Peer(world), Identity.generate()
     await ada.lives.meet({gone.peer_id})
     assert ada.dropped == ada.dialled == []
-    monkeypatch.setattr(lives, "SECONDS_MAX", 0.05)
+    monkeypatch.setattr(incarnations, "SECONDS_MAX", 0.05)
     silent = Peer(world)
     ends: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -115,7 +115,7 @@ async def test_peers_that_do_not_answer_are_left_alone(
         ends.append(await asyncio.open_connection(sock=there))
         return await asyncio.open_connection(sock=here)
 
-    ada.lives = Lives(open_silent, ada.drop, ada.dial)
+    ada.lives = Incarnations(open_silent, ada.drop, ada.dial)
     await ada.lives.meet({silent.id})
     assert ada.dropped == ada.dialled == []
     assert await ends[0][0].read() != b""  # it was told
@@ -125,7 +125,7 @@ async def test_peers_that_do_not_answer_are_left_alone(
 async def test_a_stranger_makes_nobody_remember_more_than_the_limit(
     world: dict[bytes, Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lives, "KNOWN_MAX", 3)
+    monkeypatch.setattr(incarnations, "KNOWN_MAX", 3)
     ada = Peer(world)
     others = [Peer(world) for _ in range(5)]
     for other in others:

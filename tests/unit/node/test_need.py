@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.model.room import Room
+from node.model.room import DeviceMemory
 from node.model.size import ModelSize
 from node.training.need import Need, building, disk, fit, fitting, need_of, snapshots
 from protos.amounts import amount, count
@@ -45,13 +45,20 @@ NEED = Need(parameters=85_000_000, weights=GB, state=4 * GB, sample=GB, snapshot
 
 
 def test_the_micro_batch_is_halved_until_it_fits() -> None:
-    assert [fitting(NEED, Room(int(free * GB), 99 * GB), 8) for free in (20, 12, 9, 6, 5.2, 4.9)] == [8, 4, 4, 1, 1, 0]
-    assert fitting(NEED, Room(7 * GB, 8 * GB), 6) == 1, "6, 3, 1"
+    assert [fitting(NEED, DeviceMemory(int(free * GB), 99 * GB), 8) for free in (20, 12, 9, 6, 5.2, 4.9)] == [
+        8,
+        4,
+        4,
+        1,
+        1,
+        0,
+    ]
+    assert fitting(NEED, DeviceMemory(7 * GB, 8 * GB), 6) == 1, "6, 3, 1"
 
 
 def say(free: float, **given: Any) -> tuple[int, str]:
     flags = {"wanted": 8, "chosen": False, "checkpointing": False} | given
-    return fit(NEED, Room(int(free * GB), 24 * GB), "cuda:0", flags.pop("wanted"), **flags)
+    return fit(NEED, DeviceMemory(int(free * GB), 24 * GB), "cuda:0", flags.pop("wanted"), **flags)
 
 
 def test_what_fits_is_said_in_one_line() -> None:
@@ -87,20 +94,20 @@ def test_disk_and_main_memory() -> None:
     assert "need 3.0 GB, free are 2.0 GB at /home" in why
     assert "--home" in why
     assert disk(NEED, 2 * GB, 2 * GB, "/home")[0], "what is there already is not needed again"
-    assert building(NEED, Room(NEED.copies, 2 * GB))[0]
-    assert "main memory" in building(NEED, Room(GB - 1, 2 * GB))[1]
+    assert building(NEED, DeviceMemory(NEED.copies, 2 * GB))[0]
+    assert "main memory" in building(NEED, DeviceMemory(GB - 1, 2 * GB))[1]
 
 
 def test_a_cpu_has_the_copies_of_snapshot_and_momentum_in_its_memory_too() -> None:
     """A machine on which a run fitted ran out of memory at the first snapshot."""
-    room = Room(int(5.2 * GB), 24 * GB)
+    room = DeviceMemory(int(5.2 * GB), 24 * GB)
     assert fit(NEED, room, "cuda:0", 1, chosen=False, checkpointing=False)[0] == 1
     fits, why = fit(NEED, room, "cpu", 1, chosen=False, checkpointing=False)
     assert not fits
     assert "need 5.2 GB" in why
     weights = replace(NEED, weights=0)
-    assert building(weights, Room(NEED.copies, 2 * GB))[0]
-    assert "cannot be saved" in building(weights, Room(NEED.copies - 1, 2 * GB))[1]
+    assert building(weights, DeviceMemory(NEED.copies, 2 * GB))[0]
+    assert "cannot be saved" in building(weights, DeviceMemory(NEED.copies - 1, 2 * GB))[1]
 
 
 def test_room_for_two_snapshots_is_asked_for_at_the_start() -> None:

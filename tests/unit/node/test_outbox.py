@@ -13,7 +13,7 @@ from node.blobs.payloads import Payloads
 from node.swarm.facts import Held
 from node.swarm.outbox import WAIT_SECONDS_MAX, WAIT_SECONDS_MIN, Outbox
 from protos import limits
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.holdings import mask_from_bytes
 from protos.log import Equivocation, Verdict
 from protos.tick import Tick
@@ -30,7 +30,7 @@ def told(box: Outbox) -> tuple[int, int, int, bool]:
 
 
 def opened(step: int) -> Tick:
-    roster = tuple(Share(name * 32, 1) for name in (b"a", b"b", b"c"))
+    roster = tuple(SampleShare(name * 32, 1) for name in (b"a", b"b", b"c"))
     return Tick(step, bytes(32), 1, roster, (Range(0, 3),), 0)
 
 

@@ -20,7 +20,7 @@ from node.swarm.last_announcement import NAME
 from node.swarm.parts import Outside, build
 from node.swarm.pushes import TAKEN
 from node.swarm.session import Session
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.tick import Tick
@@ -76,7 +76,7 @@ def session(folder: Path, *, commits_first: bool = False) -> tuple[Any, Neighbou
 def open_step(ada: Session, step: int) -> None:
     """The log has decided the step before."""
     ada.parts.entries.start(step - 1, RUN)
-    roster = tuple(Share(key, 1) for key in sorted(it.public_key for it in (ADA, BOB, DAN)))
+    roster = tuple(SampleShare(key, 1) for key in sorted(it.public_key for it in (ADA, BOB, DAN)))
     ada.parts.view.tick = Tick(step, RUN, 1, roster, (Range(0, 3),), 0)
 
 

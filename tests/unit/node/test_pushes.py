@@ -26,7 +26,7 @@ from node.swarm.pulls import Pulls
 from node.swarm.pushes import REFUSED, TAKEN, Pusher, PushServer
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.envelope import Kind, seal
 from protos.errors import NetworkError
 from protos.identity import Identity
@@ -82,7 +82,7 @@ class Receiver:
 @asynccontextmanager
 async def receiving(folder: Path) -> AsyncIterator[Receiver]:
     view = View(RUN, EVE.public_key)
-    roster = tuple(Share(key, 1) for key in sorted((ADA.public_key, BOB.public_key)))
+    roster = tuple(SampleShare(key, 1) for key in sorted((ADA.public_key, BOB.public_key)))
     view.tick = Tick(1, RUN, 1, roster, (Range(0, 2),), 0)
     counters, payloads, outbox = Counters(), Payloads(folder), Outbox()
     runtime = Runtime(BOB.public_key, mock.AsyncMock(), counters, view)
@@ -176,7 +176,7 @@ def pusher(said: list[bytes], *, answers: bool, answer: bytes = TAKEN) -> tuple[
         said.append(envelope)
 
     view = View(RUN, EVE.public_key)
-    roster = tuple(Share(key, 1) for key in sorted((ADA.public_key, BOB.public_key)))
+    roster = tuple(SampleShare(key, 1) for key in sorted((ADA.public_key, BOB.public_key)))
     view.tick = Tick(1, RUN, 1, roster, (Range(0, 2),), 0)
     here = {BOB.peer_id: True, RELAY.peer_id: True}
     host = mock.Mock(
@@ -380,7 +380,7 @@ async def test_peers_that_are_in_the_roster_no_more_make_room_for_a_member(
         former = strangers(4)
         tick = bob.server._view.tick
         assert tick is not None
-        bob.server._view.tick = replace(tick, roster=tuple(Share(it.public_key, 1) for it in former))
+        bob.server._view.tick = replace(tick, roster=tuple(SampleShare(it.public_key, 1) for it in former))
         streams = await silent(bob, former)
         assert not any(stream.ended for stream in streams)
         bob.server._view.tick = tick

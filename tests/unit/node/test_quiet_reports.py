@@ -14,7 +14,7 @@ import pytest
 from node.swarm import reporter
 from node.swarm.outbox import Outbox
 from node.swarm.reporter import Reporter
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.errors import NetworkError, RefusedError
 from protos.holdings import mask_bytes, mask_of
 from protos.tick import Tick
@@ -58,7 +58,7 @@ class Coordinator:
 
 
 def tick(step: int = 1, attempt: int = 1) -> Tick:
-    return Tick(step, RUN, attempt, tuple(Share(key, 1) for key in KEYS), (Range(0, 3),), 0)
+    return Tick(step, RUN, attempt, tuple(SampleShare(key, 1) for key in KEYS), (Range(0, 3),), 0)
 
 
 @asynccontextmanager

@@ -13,9 +13,9 @@ from node.overlay.reach import (
     ASK_SECONDS_MAX,
     PORTS_MAX,
     PROTOCOL,
+    ReachAnswer,
+    ReachState,
     Remote,
-    Told,
-    Verdict,
     ask_all,
     conclude,
     tcp_ports,
@@ -29,13 +29,13 @@ HOME = "84.1.2.3"
 ME = "12D3KooWGRUbpBkUqRCYhqHTzQvMoUbWeRPHDbYJoCrxRFLwmZwv"
 
 
-def told(ip: str, *ports: int, relays: bool = False, seen_at: str = HOME, round_trip: float = 0.1) -> Told:
-    return Told(Remote(f"peer-{ip}", f"/ip4/{ip}/udp/4001/quic-v1", ip), round_trip, relays, seen_at, ports)
+def told(ip: str, *ports: int, relays: bool = False, seen_at: str = HOME, round_trip: float = 0.1) -> ReachAnswer:
+    return ReachAnswer(Remote(f"peer-{ip}", f"/ip4/{ip}/udp/4001/quic-v1", ip), round_trip, relays, seen_at, ports)
 
 
 def test_all_that_were_asked_could_dial_it() -> None:
     found = conclude([told("11.0.0.1", 4001), told("12.0.0.1", 4001, 4002, relays=True)], ME)
-    assert found.verdict is Verdict.PUBLIC
+    assert found.verdict is ReachState.PUBLIC
     assert found.addresses == (f"/ip4/{HOME}/tcp/4001/p2p/{ME}", f"/ip4/{HOME}/tcp/4002/p2p/{ME}")
     assert found.relays == ()
 
@@ -44,7 +44,7 @@ def test_nobody_could_dial_it_and_the_nearest_relays_come_first() -> None:
     far = told("11.0.0.1", relays=True, round_trip=0.3)
     near = told("12.0.0.1", relays=True, round_trip=0.02)
     found = conclude([far, told("13.0.0.1"), near], ME)
-    assert found.verdict is Verdict.PRIVATE
+    assert found.verdict is ReachState.PRIVATE
     assert found.relays == (
         "/ip4/12.0.0.1/udp/4001/quic-v1/p2p/peer-12.0.0.1",
         "/ip4/11.0.0.1/udp/4001/quic-v1/p2p/peer-11.0.0.1",
@@ -53,7 +53,7 @@ def test_nobody_could_dial_it_and_the_nearest_relays_come_first() -> None:
 
 def test_a_liar_among_the_asked_costs_a_relay_and_no_address() -> None:
     found = conclude([told("11.0.0.1", 4001), told("66.0.0.1", relays=True)], ME)
-    assert found.verdict is Verdict.PRIVATE
+    assert found.verdict is ReachState.PRIVATE
     assert found.addresses
     assert found.relays
 
@@ -61,18 +61,18 @@ def test_a_liar_among_the_asked_costs_a_relay_and_no_address() -> None:
 def test_a_peer_that_is_dialled_over_ipv6_alone_takes_relays_for_peers_with_ipv4_alone() -> None:
     six = "2001:4860::7"
     alone = conclude([told("2001:4860::1", 4001, seen_at=six)], ME)
-    assert (alone.verdict, alone.relays) == (Verdict.PUBLIC, ())
+    assert (alone.verdict, alone.relays) == (ReachState.PUBLIC, ())
     with_relay = conclude([told("2001:4860::1", 4001, seen_at=six, relays=True)], ME)
-    assert (with_relay.verdict, len(with_relay.relays)) == (Verdict.PRIVATE, 1)
+    assert (with_relay.verdict, len(with_relay.relays)) == (ReachState.PRIVATE, 1)
     assert with_relay.addresses == (f"/ip6/{six}/tcp/4001/p2p/{ME}",), "and tells the address at which it was dialled"
     both = conclude([told("2001:4860::1", 4001, seen_at=six, relays=True), told("11.0.0.1", 4001)], ME)
-    assert both.verdict is Verdict.PUBLIC
+    assert both.verdict is ReachState.PUBLIC
 
 
 def test_answers_from_the_own_network_say_nothing_about_the_internet() -> None:
     near = told("192.168.1.7", 4001, relays=True, seen_at="192.168.1.2")
-    assert conclude([near], ME).verdict is Verdict.UNKNOWN
-    assert conclude([], ME).verdict is Verdict.UNKNOWN
+    assert conclude([near], ME).verdict is ReachState.UNKNOWN
+    assert conclude([], ME).verdict is ReachState.UNKNOWN
     assert conclude([near, told("11.0.0.1")], ME).relays == (), "nobody outside reaches a relay at home"
 
 
@@ -150,7 +150,7 @@ async def test_a_daemon_changes_its_settings_and_the_streams_stay(tmp_path: Path
         assert ports_of(await ada.addresses()) == ports, "others have dialled it there"
         assert ada.restarts == 0, "a wanted change is no failure"
         assert ada.finder.relays_for_others
-        answers: list[Told] = []
+        answers: list[ReachAnswer] = []
         async with asyncio.timeout(20):  # the connection to the old daemon has to end first
             while not answers:
                 await bob.connect(await ada.addresses())
@@ -176,7 +176,7 @@ async def test_a_person_who_says_how_the_peer_is_reached_is_believed(tmp_path: P
     path = tmp_path / "key"
     host = Host(Identity.load_or_create(path), path, OverlaySettings("127.0.0.1", reachability="public"))
     await host.find_out()
-    assert host.finder.finding.verdict is Verdict.UNKNOWN
+    assert host.finder.finding.verdict is ReachState.UNKNOWN
 
 
 async def test_a_daemon_that_does_not_come_back_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from node.training import reached
-from node.training.reached import Reached
+from node.training import digest_reporter
+from node.training.digest_reporter import DigestReporter
 from node.training.replica import Replica
 from protos.errors import NetworkError
 from tests.unit.node.test_recovery import Log, replica, updates_of
@@ -40,7 +40,7 @@ def around() -> Around:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Replica, threading.Event]]:
     """A replica whose digest takes until the event is set; at most half a second."""
-    monkeypatch.setattr(reached, "BEHIND_BYTES_MIN", 0)
+    monkeypatch.setattr(digest_reporter, "BEHIND_BYTES_MIN", 0)
     held, go = replica(), threading.Event()
     at_once = held.demo.state_digest
 
@@ -53,8 +53,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Replica, threading.E
     go.set()
 
 
-def made(held: Replica, around: Any) -> Reached:
-    return Reached(held, around, around)
+def made(held: Replica, around: Any) -> DigestReporter:
+    return DigestReporter(held, around, around)
 
 
 def test_the_state_changes_only_when_its_digest_is_there(slow: tuple[Replica, threading.Event], around: Around) -> None:
@@ -95,7 +95,7 @@ def test_the_coordinator_hears_of_it_while_the_training_computes(
 def test_otherwise_it_is_hashed_at_once_and_compared_before_it_is_told(
     around: Around, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reached, "BEHIND_BYTES_MIN", 1 << 40 if why == "small" else 0)
+    monkeypatch.setattr(digest_reporter, "BEHIND_BYTES_MIN", 1 << 40 if why == "small" else 0)
     around.doubts = why == "doubt"
     held, seen = replica(), list[bytes]()
     made(held, around).state(seen.append, behind=why != "no gradient")

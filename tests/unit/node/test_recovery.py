@@ -16,7 +16,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from node.snapshot.pieces import Manifest, describe, iterate_pieces, pack
+from node.snapshot.pieces import SnapshotManifest, describe, iterate_pieces, pack
 from node.snapshot.store import SnapshotStore
 from node.swarm.events import Resync, Snapshot
 from node.training.keeper import Keeper
@@ -68,7 +68,7 @@ class Log:
     def __init__(self, steps: int, claims: dict[int, bytes] | None = None) -> None:
         truth, head = replica(), RUN
         self.digests, self.entries, self.states = {0: truth.digest()}, dict[int, SignedEntry](), dict[int, Any]()
-        self.manifests: dict[int, tuple[Manifest, bytes]] = {0: truth.packed()}
+        self.manifests: dict[int, tuple[SnapshotManifest, bytes]] = {0: truth.packed()}
         for step in range(1, steps + 1):
             claimed = (claims or {}).get(step - 1, self.digests[step - 1])
             entry = Entry(step, head, (), LR, claimed, (), 0)
@@ -133,7 +133,7 @@ class World:
         self.waits += 1
         return self.stopped or self.waits > 5
 
-    def serves(self, manifest: Manifest, data: bytes) -> Snapshot:
+    def serves(self, manifest: SnapshotManifest, data: bytes) -> Snapshot:
         self.blobs[manifest.root] = manifest.encoded
         for digest, piece in zip(manifest.piece_hashes, iterate_pieces(data, manifest.piece_bytes), strict=True):
             self.blobs[digest] = piece
@@ -209,7 +209,7 @@ def test_the_coordinators_word_alone_changes_no_state(tmp_path: Path) -> None:
         world.plays(6)
 
 
-def poisoned(log: Log, step: int, entry_hash: bytes | None = None) -> tuple[Manifest, bytes]:
+def poisoned(log: Log, step: int, entry_hash: bytes | None = None) -> tuple[SnapshotManifest, bytes]:
     """A snapshot of weights that nobody computed, in the right form."""
     model = Table()
     with torch.no_grad():

@@ -14,15 +14,15 @@ import structlog
 import torch
 from torch import nn
 
-from node.commands.consent import Request
+from node.admission.consent import MachineRequest
 from node.commands.status import as_values, show
-from node.snapshot.pieces import Manifest, iterate_pieces
+from node.snapshot.pieces import SnapshotManifest, iterate_pieces
 from node.snapshot.store import SnapshotStore
 from node.swarm.events import Resync, Snapshot
+from node.training.fork_start import Start
 from node.training.keeper import Keeper
 from node.training.recovery import Recovery
 from node.training.replica import Replica
-from node.training.start import Start
 from protos.errors import DivergedError, StoppedError
 from protos.log import Entry, SignedEntry, seal_entry
 from protos.optimizer_config import OptimizerConfig
@@ -86,7 +86,7 @@ class ForkWorld(World):
         self.named: list[tuple[int, bytes, bool]] = []
         self.start = Start(start, FORK, self.store, home / "parent")
 
-        def stored(manifest: Manifest, kept: bool) -> None:
+        def stored(manifest: SnapshotManifest, kept: bool) -> None:
             self.named.append((manifest.step, self.start.named(manifest), kept))
 
         log_ = structlog.get_logger()
@@ -101,7 +101,7 @@ class ForkWorld(World):
         self.recovery.begin(self.offers, 0)
         self.follow()
 
-    def others_have(self, manifest: Manifest, data: bytes) -> None:
+    def others_have(self, manifest: SnapshotManifest, data: bytes) -> None:
         self.blobs[manifest.root] = manifest.encoded
         for digest, piece in zip(manifest.piece_hashes, iterate_pieces(data, manifest.piece_bytes), strict=True):
             self.blobs[digest] = piece
@@ -267,4 +267,4 @@ def test_people_are_told_that_a_run_is_a_fork(capsys: pytest.CaptureFixture[str]
     show(as_values(facts, RunConfig(), FORK))
     words = f"fork of {RUN.hex()[:16]} at step {STEP}"
     assert words in capsys.readouterr().out
-    assert Request("again", 9, "m", "d", "bytes", fork=words).lines()[0].endswith(f"9 steps, a {words}")
+    assert MachineRequest("again", 9, "m", "d", "bytes", fork=words).lines()[0].endswith(f"9 steps, a {words}")

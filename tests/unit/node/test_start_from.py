@@ -15,8 +15,8 @@ from node.archive import files
 from node.assemble import PIECES, folder_of
 from node.commands.start_from import INDEX, WEIGHTS, start_from
 from node.config import PeerSettings
+from node.snapshot.forked_snapshot import check_start
 from node.snapshot.pieces import load
-from node.snapshot.start import check_start
 from node.snapshot.store import SnapshotStore
 from node.training.replica import BASE_PREFIX, Replica
 from protos.errors import OperatorError

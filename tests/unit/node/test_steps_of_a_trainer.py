@@ -16,10 +16,10 @@ from node.swarm.events import Opened
 from node.training.copier import Copier
 from node.training.ending import LastStep
 from node.training.loop import Trainer
-from node.training.ready import Ready
+from node.training.pending_gradient import PendingGradient
 from node.training.replica import Replica
 from node.training.telemetry import Summary
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import RunConfig
 from protos.tick import Tick
@@ -75,7 +75,7 @@ def trainer(folder: Path, told: Told, overlap: bool = False, make: type[Trainer]
 
 
 def opened(step: int, parent: bytes = RUN) -> Opened:
-    tick = Tick(step, parent, 1, (Share(ME.public_key, 8),), (Range(0, 8),), LR_BITS)
+    tick = Tick(step, parent, 1, (SampleShare(ME.public_key, 8),), (Range(0, 8),), LR_BITS)
     return Opened(tick, (Range(8 * step, 8 * step + 8),), 1000)
 
 
@@ -96,7 +96,7 @@ def test_a_gradient_of_the_step_before_is_voted_with_and_an_older_one_is_not(tmp
         told = Told()
         peer = trainer(tmp_path, told, overlap=True)
         peer.replica.gradients(samples(), (Range(900, 907),), 4, None, lambda: False)
-        peer.ready = Ready(GradResult(9.0, 56, 7), 0.1, 10 - age)
+        peer.ready = PendingGradient(GradResult(9.0, 56, 7), 0.1, 10 - age)
         peer.replica.step = 9
         peer._contribute(opened(10))
         [announcement] = told.published

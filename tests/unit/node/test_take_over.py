@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from coordinator.clock import holdings
+from coordinator.clock import holder_counts
 from coordinator.clock.events import Connected, HeldPlaces, Reported
 from node.swarm.outbox import Outbox
 from protos.holdings import mask_from_bytes
@@ -50,7 +50,7 @@ def tell(harness: Harness, number: int, box: Outbox) -> bool:
     named = tuple((it.step, it.public_key, it.payload_sha256) for it in body.holdings)
     claim = claim_of(harness.ticks[-1], number) if body.HasField("announcement") else None
     harness.feed(Reported(key(number), claim=claim, held=held, holdings=named))
-    unheard = box.name(holdings.unclear(harness.run.step, key(number), held, anchor=False))
+    unheard = box.name(holder_counts.unclear(harness.run.step, key(number), held, anchor=False))
     box.sent([fact for fact in facts if fact not in unheard])
     return True
 

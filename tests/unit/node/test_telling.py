@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from node.data.errors import DataError, TokenizerError
+from node.join_failures import Failing, telling
 from node.model.spec import ModelError
-from node.telling import Failing, telling
 from protos.errors import NetworkError, OperatorError, RefusedError, StoppedError
 
 

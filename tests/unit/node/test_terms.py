@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from node.training.effective_settings import EffectiveSettings
 from node.training.ending import LastStep
-from node.training.terms import Terms
 from protos.changes import settings_of
 from protos.errors import RefusedError
 from protos.run_config import ClockConfig, RunConfig
 
 
-def made() -> Terms:
+def made() -> EffectiveSettings:
     config = RunConfig(clock=ClockConfig(steps=100, snapshot_every=10))
-    return Terms(config, LastStep(config.clock.steps))
+    return EffectiveSettings(config, LastStep(config.clock.steps))
 
 
 def test_a_peer_that_replays_older_entries_goes_back_to_their_settings_and_on_again() -> None:

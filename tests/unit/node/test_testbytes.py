@@ -11,7 +11,7 @@ import pytest
 
 from node.blobs import testbytes
 from node.blobs.blobs import WireBytes
-from node.blobs.flow import Lane
+from node.blobs.flow import FlowDirection
 from node.blobs.testbytes import BYTES_MAX, CHUNK_BYTES, NO, PROTOCOL, YES, Taker, measure
 from node.overlay.host import Host
 from tests.unit.node.test_overlay import hosts
@@ -47,7 +47,7 @@ async def test_the_rate_is_measured_and_a_network_address_is_served_only_now_and
 
 @pytest.mark.parametrize(
     ("wire", "willing"),
-    [(WireBytes(), False), (WireBytes(down=Lane(lambda: 1e6)), True)],
+    [(WireBytes(), False), (WireBytes(down=FlowDirection(lambda: 1e6)), True)],
     ids=["carries nothing for others", "has a limit"],
 )
 async def test_an_owner_who_gives_no_bytes_takes_none(tmp_path: Path, wire: WireBytes, willing: bool) -> None:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from node.optim import reference
+from node.optim import aggregate, reference
 from node.optim.backends.family import spend_ballot
 from node.optim.base import BaseConfig
-from node.optim.exact import aggregate
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
 from node.optim.votes.values import EIGHT_BIT, GRIDS, SIGN, TWO_BIT, quantise

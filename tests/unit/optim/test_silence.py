@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from node.optim import reference
+from node.optim import aggregate, reference
 from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.exact import aggregate
 from node.optim.votes import groups as votes
 from node.optim.votes import silence, topk, values
 from node.optim.votes.groups import VotesError

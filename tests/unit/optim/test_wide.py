@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
+from node.optim import aggregate
 from node.optim.backends.family import Family
 from node.optim.backends.numba.wide import Wide
 from node.optim.backends.numba.wide_kernels import CHUNK_MAX, COLUMN_MAX
 from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
-from node.optim.exact import aggregate, transforms
+from node.optim.exact import transforms
 from node.optim.exact.dct import CAP_MAX, EXACT_INTEGER_MAX, MIDDLE_SHIFT, VOTE_SUM_MAX, integer_basis
 from node.optim.layout import Layout
 from node.optim.votes import silence

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.assignment import Range, Share, assign, merge, shares
+from protos.assignment import Range, SampleShare, assign, merge, shares
 
 deterministic = settings(derandomize=True, deadline=None)
 gaps = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8)
@@ -25,10 +25,10 @@ def pool_of(pairs: list[tuple[int, int]]) -> list[Range]:
 
 @given(
     pairs=gaps,
-    roster=st.lists(st.builds(Share, keys, st.integers(0, 20)), max_size=6, unique_by=lambda s: s.public_key),
+    roster=st.lists(st.builds(SampleShare, keys, st.integers(0, 20)), max_size=6, unique_by=lambda s: s.public_key),
 )
 @deterministic
-def test_assign_partitions_the_pool(pairs: list[tuple[int, int]], roster: list[Share]) -> None:
+def test_assign_partitions_the_pool(pairs: list[tuple[int, int]], roster: list[SampleShare]) -> None:
     pool = pool_of(pairs)
     ranges = assign(pool, roster)
     assert list(ranges) == [share.public_key for share in roster]
@@ -79,8 +79,8 @@ def test_shares_are_exact_positive_and_follow_speed(speeds: list[tuple[bytes, fl
 
 
 def test_shares_examples() -> None:
-    assert shares(10, [(b"b", 1.0), (b"a", 1.0)]) == (Share(b"a", 5), Share(b"b", 5))
-    assert shares(10, [(b"a", 3.0), (b"b", 1.0)]) == (Share(b"a", 7), Share(b"b", 3))
-    assert shares(3, [(b"a", 0.0), (b"b", 0.0)]) == (Share(b"a", 2), Share(b"b", 1))
+    assert shares(10, [(b"b", 1.0), (b"a", 1.0)]) == (SampleShare(b"a", 5), SampleShare(b"b", 5))
+    assert shares(10, [(b"a", 3.0), (b"b", 1.0)]) == (SampleShare(b"a", 7), SampleShare(b"b", 3))
+    assert shares(3, [(b"a", 0.0), (b"b", 0.0)]) == (SampleShare(b"a", 2), SampleShare(b"b", 1))
     with pytest.raises(AssertionError):
         shares(1, [(b"a", 1.0), (b"b", 1.0)])

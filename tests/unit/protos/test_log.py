@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos import limits
-from protos.assignment import Range, Share
+from protos.assignment import Range, SampleShare
 from protos.envelope import Kind, seal
 from protos.errors import Reason, Refusal
 from protos.identity import Identity
@@ -53,9 +53,9 @@ entries = st.builds(
     Entry, st.integers(1, limits.STEP_MAX), hashes, contributions, lr_bits, st.one_of(st.just(b""), hashes), ranges,
     st.integers(0, limits.SAMPLE_INDEX_MAX),
 )  # fmt: skip
-rosters = st.lists(st.builds(Share, hashes, st.integers(0, 1 << 40)), max_size=4, unique_by=lambda s: s.public_key).map(
-    lambda many: tuple(sorted(many, key=lambda s: s.public_key))
-)
+rosters = st.lists(
+    st.builds(SampleShare, hashes, st.integers(0, 1 << 40)), max_size=4, unique_by=lambda s: s.public_key
+).map(lambda many: tuple(sorted(many, key=lambda s: s.public_key)))
 ticks = st.builds(Tick, st.integers(1, limits.STEP_MAX), hashes, st.integers(1, 1 << 31), rosters, ranges, lr_bits)
 
 
@@ -141,7 +141,7 @@ def test_the_door_checks_every_range_of_an_entry(change: Callable[[Any], object]
     (lambda b: b.pool.add(start=9, stop=3), "samples 9 to 3"),
 ])  # fmt: skip
 def test_the_door_checks_every_range_of_a_tick(change: Callable[[Any], object], detail: str) -> None:
-    body = tick_body(Tick(1, RUN, 1, (Share(bytes(32), 4),), (Range(0, 4),), 0))
+    body = tick_body(Tick(1, RUN, 1, (SampleShare(bytes(32), 4),), (Range(0, 4),), 0))
     change(body)
     data = seal(COORDINATOR, Kind.KIND_TICK, RUN, body).SerializeToString()
     with pytest.raises(Refusal, match=detail) as error:
@@ -161,7 +161,7 @@ def test_the_largest_entry_and_tick_fit() -> None:
     signed = seal_entry(COORDINATOR, RUN, large)
     assert open_entry(signed.envelope, run_id=RUN, coordinator=COORDINATOR.public_key).entry == large
     assert len(signed.envelope) <= limits.GOSSIP_MESSAGE_BYTES_MAX
-    tick = Tick(limits.STEP_MAX, RUN, 9, tuple(Share(k, 1 << 20) for k in keys), parts, 0)
+    tick = Tick(limits.STEP_MAX, RUN, 9, tuple(SampleShare(k, 1 << 20) for k in keys), parts, 0)
     data = seal_tick(COORDINATOR, RUN, tick).SerializeToString()
     assert open_tick(data, run_id=RUN, coordinator=COORDINATOR.public_key) == tick
 

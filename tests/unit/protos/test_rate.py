@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 
 @given(st.lists(st.integers(0, 500), max_size=200), st.integers(1, 20), st.integers(1, 100))
 def test_no_more_than_the_burst_and_what_time_gives(gaps: list[int], burst: int, each_ms: int) -> None:
-    rate, now, taken = Rate(burst, each_ms, kept=4), 0, []
+    rate, now, taken = RateLimiter(burst, each_ms, kept=4), 0, []
     for gap in gaps:
         now += gap
-        if rate.may("ada", now):
+        if rate.allow("ada", now):
             taken.append(now)
     for first in range(len(taken)):
         for last in range(first, len(taken)):
@@ -21,14 +21,14 @@ def test_no_more_than_the_burst_and_what_time_gives(gaps: list[int], burst: int,
 
 
 def test_who_keeps_to_the_pace_always_may_and_others_do_not_matter() -> None:
-    rate = Rate(2, 10, kept=4)
+    rate = RateLimiter(2, 10, kept=4)
     for now in range(0, 1000, 10):
-        assert rate.may("ada", now)
+        assert rate.allow("ada", now)
         for _ in range(5):
-            rate.may("mallory", now)
+            rate.allow("mallory", now)
 
 
 def test_it_remembers_so_many_keys_and_no_more() -> None:
-    rate = Rate(1, 1000, kept=2)
-    assert [rate.may(key, 0) for key in "aabbcc"] == [True, False, True, False, True, False]
+    rate = RateLimiter(1, 1000, kept=2)
+    assert [rate.allow(key, 0) for key in "aabbcc"] == [True, False, True, False, True, False]
     assert len(rate._paid_until) == 2

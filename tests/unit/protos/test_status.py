@@ -7,12 +7,12 @@ import pytest
 
 from coordinator.serving.calls import STATUS, DeclinedError, NoSessionError, NotAdmittedError, StandsByError, status_of
 from coordinator.serving.calls import UnknownRunError as UnknownRun
-from coordinator.serving.reading import BusyError as TooMany
-from coordinator.serving.streams import BehindError as Behind
-from coordinator.serving.streams import FullError, NotJoinedError
+from coordinator.serving.event_streams import FullError, NotJoinedError
+from coordinator.serving.event_streams import PeerAheadError as Behind
+from coordinator.serving.reading import ReadersBusyError as TooMany
 from coordinator.store.journal import FencedError, JournalError
 from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError
-from protos.status import BehindError, BusyError, SessionLostError, error_of
+from protos.grpc_errors import BehindError, BusyError, SessionLostError, error_of
 
 MEANINGS: dict[type[SwarmentumError], type[SwarmentumError]] = {
     Refusal: RefusedError,

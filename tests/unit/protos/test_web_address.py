@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from node.archive import ledger
-from node.commands.card import facts_of
 from node.config import PeerSettings
 from node.data.errors import DataError
+from node.export.card import facts_of
 from node.text import open_text
 from protos.errors import OperatorError
 from protos.invite import Invite

@@ -14,8 +14,8 @@ from torch import nn
 
 from node.model.spec import ModelSpec, build
 from node.snapshot.pieces import (
-    Manifest,
     SnapshotLimits,
+    SnapshotManifest,
     assemble,
     check_piece,
     cut,
@@ -40,7 +40,7 @@ FROZEN = (
 )
 
 
-def manifest_of(data: bytes, piece_bytes: int = 16) -> Manifest:
+def manifest_of(data: bytes, piece_bytes: int = 16) -> SnapshotManifest:
     return describe(data, run_id=RUN, step=7, entry_hash=ENTRY, layout_digest=LAYOUT, piece_bytes=piece_bytes)
 
 

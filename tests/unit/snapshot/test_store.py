@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.snapshot.pieces import Manifest, describe, iterate_pieces
+from node.snapshot.pieces import SnapshotManifest, describe, iterate_pieces
 from node.snapshot.private import PrivateState, PrivateStateError, load_private, save_private
 from node.snapshot.store import SnapshotStore, StoreFullError
 from protos.disk import DiskError, write_atomic
@@ -24,11 +24,11 @@ class Killed(BaseException):
     """The process dies here: nothing after it runs, not even a clean-up."""
 
 
-def manifest_of(step: int, data: bytes) -> Manifest:
+def manifest_of(step: int, data: bytes) -> SnapshotManifest:
     return describe(data, run_id=RUN, step=step, entry_hash=RUN, layout_digest=LAYOUT, piece_bytes=PIECE)
 
 
-def keep(store: SnapshotStore, step: int, data: bytes) -> Manifest:
+def keep(store: SnapshotStore, step: int, data: bytes) -> SnapshotManifest:
     manifest = manifest_of(step, data)
     kept = store.write(iterate_pieces(data, PIECE), len(data), lambda hashes: replace(manifest, piece_hashes=hashes))
     assert kept == manifest

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from node.control import words
-from node.control.kept import Kept
-from node.control.recent import LINES_KEPT, Recent
+from node.control.kept import CachedAnswer
+from node.control.recent import LINES_KEPT, RecentLogLines
 from node.terminal.logfile import LogFile
 from node.terminal.rates import Rates
 from protos.errors import NetworkError
@@ -94,7 +94,7 @@ def test_a_log_file_rotates_and_takes_descriptors_along(tmp_path: Path) -> None:
 
 
 def test_recent_lines_are_bounded_and_printable_and_leave_out_the_steps() -> None:
-    recent = Recent()
+    recent = RecentLogLines()
     for number in range(3 * LINES_KEPT):
         recent(None, "info", {"event": "step", "level": "info", "step": number})
         recent(None, "info", {"event": "waiting", "level": "info", "why": f"{number}\x1b[2J", "to": ["a", "b"]})
@@ -114,10 +114,10 @@ def test_a_kept_fact_is_asked_for_seldom_and_survives_a_failure() -> None:
         except StopIteration:
             raise NetworkError("away") from None
 
-    seldom = Kept(ask, 1000.0)
+    seldom = CachedAnswer(ask, 1000.0)
     assert [seldom.get() for _ in range(5)] == ["first"] * 5
     assert len(asked) == 1
-    often = Kept(ask, 0.0)
+    often = CachedAnswer(ask, 0.0)
     assert often.get() is None
 
 

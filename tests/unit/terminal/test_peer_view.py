@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from node.control.door import Door
+from node.control.control_server import ControlServer
 from node.terminal.peer_view import PeerView
 from node.terminal.widgets import Help
 from tests.unit.terminal.told import fate, line, told
@@ -28,7 +28,7 @@ class Peer:
         self.commands: list[str] = []
         names = ("pause", "resume", "finish", "leave")
         commands = {name: lambda request: self._do(str(request["command"])) for name in names}
-        self.door = Door(home, {"me": lambda request: self.values, **commands})
+        self.door = ControlServer(home, {"me": lambda request: self.values, **commands})
 
     def _do(self, name: str) -> dict[str, Any]:
         self.commands.append(name)

@@ -17,10 +17,10 @@ import pytest
 import uvicorn
 
 from coordinator.serving.page import gone_line_of
-from node.web import answers, door, live
-from node.web.app import app_of
-from node.web.door import Timed
+from node.web import answers, event_stream, http_guard
+from node.web.api_routes import app_of
 from node.web.followed import DoesNotHoldError, Followed
+from node.web.http_guard import Timed
 from node.web.openapi import description
 from node.web.serve import Shown, gone_in
 from node.web.server import listening, url_of
@@ -323,7 +323,7 @@ def connected(url: str, request: bytes, receive_bytes: int | None = None) -> Ite
 
 
 async def test_a_connection_that_sends_no_whole_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "REQUEST_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(http_guard, "REQUEST_SECONDS_MAX", 0.2)
     async with page(2) as (_, url):
         whole = f"GET /{ONE} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         for begun in (b"", b"GET / HT", whole[:-2], whole + whole[:9]):
@@ -339,8 +339,8 @@ async def test_a_connection_that_sends_no_whole_request_is_cut_off(monkeypatch: 
 
 
 async def test_a_slow_reader_is_dropped_while_a_quick_one_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SEND_SECONDS_MAX", 0.5)
-    monkeypatch.setattr(live, "SEND_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(http_guard, "SEND_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(event_stream, "SEND_SECONDS_MAX", 0.5)
     async with page(2) as (site, url):
         ask = f"GET /{ONE}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         with connected(url, ask, 4096) as _slow:
@@ -351,12 +351,12 @@ async def test_a_slow_reader_is_dropped_while_a_quick_one_reads_on(monkeypatch: 
                     await asyncio.sleep(0.01)
                 read, sent = 0, 0
                 while site.channels.count == 2:  # until the slow one is dropped
-                    site.channels.publish(RUN.hex(), live.message("run", "x" * 200_000))
+                    site.channels.publish(RUN.hex(), event_stream.message("run", "x" * 200_000))
                     sent += 200_000
                     while read < sent:
                         read += len(await reader.read(1 << 20))
                     await asyncio.sleep(0)
-            site.channels.publish(RUN.hex(), live.message("run", "the last one"))
+            site.channels.publish(RUN.hex(), event_stream.message("run", "the last one"))
             seen = b""
             async with asyncio.timeout(20):
                 while b"the last one" not in seen:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from node.web.book import EVENTS_MAX, LATE_STEPS, SHARE_STEPS, Book
+from node.web.run_stats import EVENTS_MAX, LATE_STEPS, SHARE_STEPS, RunStats
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.figures import loss_of
 from protos.identity import peer_id
@@ -16,9 +16,9 @@ from protos.log import Exclusion
 from tests.unit.web.logs import PEERS, RUN, contribution, entry, signed_log
 
 
-def book_of(steps: int, *, every: float | None = None) -> Book:
+def book_of(steps: int, *, every: float | None = None) -> RunStats:
     """`every`: seconds between two entries that were seen to come."""
-    book = Book(RUN)
+    book = RunStats(RUN)
     for signed in signed_log(steps):
         seen = None if every is None else 1000.0 + every * signed.entry.step
         book.add(signed.entry, seen)
@@ -61,12 +61,12 @@ def test_a_part_of_the_steps() -> None:
     assert book.points(11, 20, 100).steps == tuple(range(11, 21))
     assert book.points(31, 99, 100).steps == ()
     assert book.points(0, 1 << 50, 100).steps == tuple(range(1, 31))
-    assert Book(RUN).points(1, 10, 10).steps == ()
+    assert RunStats(RUN).points(1, 10, 10).steps == ()
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_a_gap_and_not_an_error(loss: float) -> None:
-    book = Book(RUN)
+    book = RunStats(RUN)
     book.add(entry(1, RUN), None)
     book.add(entry(2, RUN, loss), None)
     points = book.points(1, 2, 2)
@@ -122,14 +122,14 @@ def test_the_feed_says_what_the_log_says_and_is_bounded() -> None:
 
 
 def test_of_snapshots_in_a_row_only_the_newest_is_told() -> None:
-    book = Book(RUN)
+    book = RunStats(RUN)
     for step in range(5):
         book.tell("snapshot", f"snapshot {step}", None)
     assert [event.text for event in book.events] == ["snapshot 4"]
 
 
 def test_held_out_losses_of_entries_and_facts_are_thinned_and_damaged_ones_left_out() -> None:
-    book = Book(bytes(32))
+    book = RunStats(bytes(32))
     for step in range(1, 301):
         for number, peer in enumerate(PEERS[:2]):
             made = Evaluation(b"", step, 2.0 + 0.002 * number, 64, bytes(32), "cpu")
@@ -140,7 +140,7 @@ def test_held_out_losses_of_entries_and_facts_are_thinned_and_damaged_ones_left_
 
 
 def test_what_the_model_wrote_is_told_once_a_state_the_newest_first() -> None:
-    book = Book(bytes(32))
+    book = RunStats(bytes(32))
     assert list(book.written()) == []
     for step, text in ((10, "old"), (20, "a\nb"), (30, "")):
         made = Evaluation(b"", step, 2.0, 64, bytes(32), "cpu", text)
@@ -151,7 +151,7 @@ def test_what_the_model_wrote_is_told_once_a_state_the_newest_first() -> None:
 
 
 def test_a_peer_whose_votes_do_not_count_any_more_is_told_once_in_a_while() -> None:
-    book, parent = Book(RUN), RUN
+    book, parent = RunStats(RUN), RUN
     for step in range(1, 1 + 3 * LATE_STEPS):
         made = entry(step, parent)
         absent = step % 2 == 0  # the third peer is in every other step

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.web import logins, sessions
+from coordinator.store import logins
+from coordinator.store.logins import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
+from coordinator.web import browser_sessions
+from coordinator.web.action_log import BEGUN, FILE_BYTES_MAX, OLDER_FILE, RECORD_FILE, Record
+from coordinator.web.browser_sessions import NO_SESSION, SESSION_SECONDS_MAX, SESSIONS_MAX, WRONG_TOKEN
 from coordinator.web.child import Child, line_of
-from coordinator.web.logins import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
-from coordinator.web.record import BEGUN, FILE_BYTES_MAX, OLDER_FILE, RECORD_FILE, Record
-from coordinator.web.requests import Answer, Requests
-from coordinator.web.sessions import NO_SESSION, SESSION_SECONDS_MAX, SESSIONS_MAX, WRONG_TOKEN
+from coordinator.web.requests import OperatorReply, Requests
 from node.operator_page import pipe
-from node.operator_page.app import BODY_BYTES_MAX, LOGINS_AT_ONCE, TOKEN, app_of
+from node.operator_page.page_routes import BODY_BYTES_MAX, LOGINS_AT_ONCE, TOKEN, app_of
 from node.web.server import listening, server_of
 from protos.errors import OperatorError
 
@@ -61,11 +62,11 @@ class Behind:
     def __init__(self, requests: Requests) -> None:
         self.requests, self.asked = requests, 0
 
-    async def ask(self, values: dict[str, Any]) -> pipe.Answer:
+    async def ask(self, values: dict[str, Any]) -> pipe.PipeReply:
         self.asked += 1
         answer = await self.requests.answer(json.dumps(values).encode())
         told = json.loads(line_of(1, answer))
-        return pipe.Answer(told["status"], told["body"], told["cookie"])
+        return pipe.PipeReply(told["status"], told["body"], told["cookie"])
 
 
 @dataclass
@@ -250,10 +251,10 @@ async def test_logins_and_actions_have_a_rate(tmp_path: Path) -> None:
         assert (late.status, late.headers["retry-after"]) == (429, "60")
         page.clock.now += 60
         await page.login()
-        acts = [(await page.ask("pause", "0" * 64)).status for _ in range(sessions.ACTIONS_AT_ONCE + 1)]
-        assert acts == [400] * sessions.ACTIONS_AT_ONCE + [429]
+        acts = [(await page.ask("pause", "0" * 64)).status for _ in range(browser_sessions.ACTIONS_AT_ONCE + 1)]
+        assert acts == [400] * browser_sessions.ACTIONS_AT_ONCE + [429]
         assert (await page.ask("log")).status == 200, "reads go on"
-        reads = [(await page.ask("log")).status for _ in range(sessions.REQUESTS_AT_ONCE)]
+        reads = [(await page.ask("log")).status for _ in range(browser_sessions.REQUESTS_AT_ONCE)]
         assert reads[-1] == 429
 
 
@@ -334,7 +335,7 @@ def test_the_log_of_actions_is_bounded_and_outlives_the_process_and_a_full_disk(
 
 
 def test_an_answer_is_json_whatever_a_loss_is() -> None:
-    line = line_of(7, Answer(200, {"runs": [{"loss": math.nan}], "x": (math.inf, 1.5)}))
+    line = line_of(7, OperatorReply(200, {"runs": [{"loss": math.nan}], "x": (math.inf, 1.5)}))
     assert json.loads(line)["body"] == {"runs": [{"loss": None}], "x": [None, 1.5]}
 
 

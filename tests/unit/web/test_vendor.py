@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from node.web.app import STATIC
+from node.web.api_routes import STATIC
 
 VENDOR = STATIC / "vendor"
 ELSEWHERE = re.compile(

@@ -34,7 +34,7 @@ BYTE, _POINTER = ir.IntType(8), ir.PointerType()
 CONTRACT = ("contract",)
 
 
-class Code:
+class CodeBuilder:
     """A builder with the few words that the loops below are written in."""
 
     def __init__(self, builder: Value, features: str) -> None:
@@ -80,7 +80,7 @@ def same(kind: Value, value: float, lanes: int = LANES) -> Value:
     return ir.Constant(ir.VectorType(kind, lanes), [ir.Constant(kind, value)] * lanes)
 
 
-def times(code: Code, stride: Value, count: int) -> Value:
+def times(code: CodeBuilder, stride: Value, count: int) -> Value:
     return code.builder.mul(stride, ir.Constant(LONG, count))
 
 
@@ -89,7 +89,7 @@ def instruction(*kinds: Value, result: Value = types.void) -> Callable[[Callable
 
     def wrap(emit: Callable[..., Value]) -> Value:
         def codegen(context: Value, builder: Value, _signature: Value, args: Value) -> Value:
-            value = emit(Code(builder, context.codegen().magic_tuple()[2]), *args)
+            value = emit(CodeBuilder(builder, context.codegen().magic_tuple()[2]), *args)
             return context.get_dummy_value() if value is None else value
 
         def typed(_typing: Value, *_arguments: Value) -> Value:
@@ -105,7 +105,7 @@ def instruction(*kinds: Value, result: Value = types.void) -> Callable[[Callable
 ADDRESS = types.int64
 
 
-def pair_products(code: Code, pairs: Value, other: Value) -> Value:
+def pair_products(code: CodeBuilder, pairs: Value, other: Value) -> Value:
     """`a[2n] * b[2n] + a[2n + 1] * b[2n + 1]` of 32 int16 each: 16 int32. One or two instructions where there are such."""
     build = code.builder
     if "+avx512bw" in code.features:
@@ -133,14 +133,14 @@ def pair_products(code: Code, pairs: Value, other: Value) -> Value:
 _SMALLEST_BITS = int(np.float32(SMALLEST).view(np.int32))
 
 
-def cut_off(code: Code, value: Value) -> Value:
+def cut_off(code: CodeBuilder, value: Value) -> Value:
     """Parameters (fp32) below `SMALLEST` become zeros of the same sign: as `smallest.cut_off`."""
     build, bits = code.builder, code.builder.bitcast(value, INTS)
     small = build.icmp_signed("<", build.and_(bits, same(INT, 0x7FFFFFFF)), same(INT, _SMALLEST_BITS))
     return build.bitcast(build.select(small, build.and_(bits, same(INT, -(1 << 31))), bits), FLOATS)
 
 
-def inverse_root(code: Code, value: Value) -> Value:
+def inverse_root(code: CodeBuilder, value: Value) -> Value:
     """1 / sqrt(value) of 16 positive normal fp32: to 14 bits where there is an instruction for it, else in full."""
     build, mask = code.builder, ir.IntType(16)
     if "+avx512f" in code.features:
@@ -152,43 +152,43 @@ def inverse_root(code: Code, value: Value) -> Value:
 
 
 @instruction(ADDRESS, ADDRESS, types.int64)
-def copy(code: Code, target: Value, source: Value, size: Value) -> None:
+def copy(code: CodeBuilder, target: Value, source: Value, size: Value) -> None:
     """Copy `size` bytes."""
     cgutils.raw_memcpy(code.builder, code.at(target, 0), code.at(source, 0), size, 1)
 
 
 @instruction(ADDRESS, types.int64)
-def clear(code: Code, target: Value, size: Value) -> None:
+def clear(code: CodeBuilder, target: Value, size: Value) -> None:
     """Zero `size` bytes."""
     cgutils.memset(code.builder, code.at(target, 0), size, 0)
 
 
 @instruction(ADDRESS, result=types.uint8)
-def byte_at(code: Code, address: Value) -> Value:
+def byte_at(code: CodeBuilder, address: Value) -> Value:
     """One byte of memory."""
     return code.load(address, 0, BYTE)
 
 
 @instruction(ADDRESS, types.uint8)
-def put_byte(code: Code, address: Value, value: Value) -> None:
+def put_byte(code: CodeBuilder, address: Value, value: Value) -> None:
     """Write one byte of memory."""
     code.store(value, address, 0)
 
 
 @instruction(ADDRESS, result=types.int64)
-def word_at(code: Code, address: Value) -> Value:
+def word_at(code: CodeBuilder, address: Value) -> Value:
     """Eight bytes of memory from any address on, the first lowest."""
     return code.builder.load(code.at(address, 0), typ=LONG, align=1)
 
 
 @instruction(ADDRESS, types.int64)
-def put_word(code: Code, address: Value, value: Value) -> None:
+def put_word(code: CodeBuilder, address: Value, value: Value) -> None:
     """The inverse of `word_at`."""
     code.builder.store(value, code.at(address, 0), align=1)
 
 
 @instruction(ADDRESS, types.int64, types.int64, ADDRESS, ADDRESS)
-def split_words(code: Code, words: Value, count: Value, width: Value, low: Value, top: Value) -> None:
+def split_words(code: CodeBuilder, words: Value, count: Value, width: Value, low: Value, top: Value) -> None:
     """Spread `count` words (a multiple of 16) of eight codes of `width` bits; the codes' top bits go to `top`."""
     build, longs = code.builder, ir.VectorType(LONG, LANES)
     steps = []
@@ -213,7 +213,7 @@ def split_words(code: Code, words: Value, count: Value, width: Value, low: Value
 
 
 @instruction(ADDRESS, types.int64, result=types.int16)
-def not_numbers(code: Code, source: Value, count: Value) -> Value:
+def not_numbers(code: CodeBuilder, source: Value, count: Value) -> Value:
     """The lanes (bits) in which one of `count` fp32 (a multiple of 16) is NaN."""
     build, lanes = code.builder, ir.VectorType(ir.IntType(1), LANES)
     found = cgutils.alloca_once_value(build, ir.Constant(lanes, [0] * LANES))
@@ -224,7 +224,7 @@ def not_numbers(code: Code, source: Value, count: Value) -> Value:
 
 
 @instruction(types.int64, result=types.int64)
-def trailing_zeros(code: Code, value: Value) -> Value:
+def trailing_zeros(code: CodeBuilder, value: Value) -> Value:
     """Zero bits below the lowest one of a value that has one."""
     return code.builder.cttz(value, ir.Constant(ir.IntType(1), 1))
 
@@ -237,7 +237,7 @@ SQUARES_AHEAD = 1024
 
 
 @instruction(ADDRESS, types.int64, result=types.float64)
-def sum_of_squares(code: Code, source: Value, rounds: Value) -> Value:
+def sum_of_squares(code: CodeBuilder, source: Value, rounds: Value) -> Value:
     """Of `rounds` times 128 fp32: each lane of 8 vectors adds its squares in fp32, the lanes are added in fp64."""
     build, zero = code.builder, same(FLOAT, 0.0)
     sums = [cgutils.alloca_once_value(build, zero) for _ in range(8)]

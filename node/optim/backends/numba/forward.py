@@ -24,7 +24,7 @@ from node.optim.backends.numba.emit import (
     LANES,
     LONG,
     ROW_BYTES,
-    Code,
+    CodeBuilder,
     Value,
     instruction,
     inverse_root,
@@ -34,7 +34,7 @@ from node.optim.backends.numba.emit import (
 from node.optim.layout import CHUNK_SIDE
 
 
-def _lee(code: Code, values: list[Value]) -> list[Value]:
+def _lee(code: CodeBuilder, values: list[Value]) -> list[Value]:
     """The DCT-II without its scale, `sum_n x[n] cos((2n + 1) k pi / 2N)`: 192 products, 513 sums at 64 points.
 
     B. G. Lee, "A new algorithm to compute the discrete cosine transform", IEEE ASSP 32(6), 1984.
@@ -48,7 +48,7 @@ def _lee(code: Code, values: list[Value]) -> list[Value]:
     return _merged(code, _lee(code, even), _lee(code, odd))
 
 
-def _lee_in_memory(code: Code, source: Callable[[int], Value], room: Callable[[int], Value]) -> list[Value]:
+def _lee_in_memory(code: CodeBuilder, source: Callable[[int], Value], room: Callable[[int], Value]) -> list[Value]:
     """`_lee` of 64 values at `source(0)` to `source(63)`; puts what is for the odd half aside at `room(0)` to `room(31)`.
 
     64 values and their sums are more than there are registers. Each value is read once. Columns that lie a power of two apart
@@ -65,13 +65,13 @@ def _lee_in_memory(code: Code, source: Callable[[int], Value], room: Callable[[i
     return _merged(code, even, _lee(code, [code.load(room(n), 0) for n in range(half)]))
 
 
-def _odd(code: Code, one: Value, other: Value, n: int, size: int) -> Value:
+def _odd(code: CodeBuilder, one: Value, other: Value, n: int, size: int) -> Value:
     """Element n of the odd half of `_lee`, from elements n and size - 1 - n."""
     factor = same(FLOAT, _fp32(0.5 / math.cos((2 * n + 1) * math.pi / (2 * size))))
     return code.builder.fmul(code.builder.fsub(one, other, flags=CONTRACT), factor, flags=CONTRACT)
 
 
-def _merged(code: Code, even: list[Value], odd: list[Value]) -> list[Value]:
+def _merged(code: CodeBuilder, even: list[Value], odd: list[Value]) -> list[Value]:
     summed = [code.builder.fadd(one, other, flags=CONTRACT) for one, other in pairwise(odd)]
     return [value for pair in zip(even, [*summed, odd[-1]], strict=True) for value in pair]
 
@@ -80,7 +80,7 @@ def _fp32(value: float) -> float:
     return float(np.float32(value))
 
 
-def _transposed(code: Code, rows: list[Value]) -> list[Value]:
+def _transposed(code: CodeBuilder, rows: list[Value]) -> list[Value]:
     """16 vectors of 16 lanes, turned about the diagonal: four rounds of exchanges, between rows 1, 2, 4 and 8 apart."""
     for span in (1, 2, 4, 8):
         low = [lane if not lane & span else LANES + lane - span for lane in range(LANES)]
@@ -96,7 +96,7 @@ def _transposed(code: Code, rows: list[Value]) -> list[Value]:
 
 @instruction(ADDRESS, types.int64, ADDRESS, ADDRESS, types.int64)
 def forward_columns(
-    code: Code, source: Value, stride: Value, target: Value, coming: Value, coming_stride: Value
+    code: CodeBuilder, source: Value, stride: Value, target: Value, coming: Value, coming_stride: Value
 ) -> None:
     """The DCT (times `sqrt(32)`) of 16 columns of 64 rows `stride` bytes apart, into 16 rows of a chunk.
 
@@ -114,7 +114,7 @@ def forward_columns(
 
 @instruction(ADDRESS, ADDRESS, types.float32, types.float32, ADDRESS, types.int64)
 def forward_rows(
-    code: Code, source: Value, momentum: Value, beta: Value, step: Value, coming: Value, coming_stride: Value
+    code: CodeBuilder, source: Value, momentum: Value, beta: Value, step: Value, coming: Value, coming_stride: Value
 ) -> None:
     """`m = beta * m + step * DCT` for 16 rows of a chunk of momentum; `source` is a block of `forward_columns`'.
 
@@ -140,7 +140,7 @@ def forward_rows(
 
 @instruction(ADDRESS, ADDRESS, types.int64, *(types.float32,) * 4, ADDRESS, ADDRESS, types.int64)
 def divide_rows(
-    code: Code,
+    code: CodeBuilder,
     source: Value,
     squares: Value,
     stride: Value,
@@ -178,7 +178,7 @@ Best: TypeAlias = list[tuple[Value, Value]]
 """The bits of the largest magnitudes so far and their positions, two vectors of int32 for every 16 lanes."""
 
 
-def _better(code: Code, one: Best, other: Best) -> Best:
+def _better(code: CodeBuilder, one: Best, other: Best) -> Best:
     """The larger of each lane. If both are equal, it is `one`, whose positions are lower."""
     build, result = code.builder, []
     for mine, theirs in zip(one, other, strict=True):
@@ -187,7 +187,7 @@ def _better(code: Code, one: Best, other: Best) -> Best:
     return result
 
 
-def _rotated(code: Code, best: Best, by: int) -> Best:
+def _rotated(code: CodeBuilder, best: Best, by: int) -> Best:
     """Lane j takes the place of lane j + by."""
     result = []
     for first in range(0, len(best) * LANES, LANES):
@@ -198,7 +198,7 @@ def _rotated(code: Code, best: Best, by: int) -> Best:
     return result
 
 
-def _row_best(code: Code, line: Value, number: Value, group_size: int) -> Best:
+def _row_best(code: CodeBuilder, line: Value, number: Value, group_size: int) -> Best:
     """One row's magnitudes, the `number`th that was looked at; where groups have two of them, the larger."""
     build, halves = code.builder, max(1, group_size // CHUNK_SIDE)
     found = []
@@ -211,13 +211,13 @@ def _row_best(code: Code, line: Value, number: Value, group_size: int) -> Best:
     return found[0] if halves == 1 else _better(code, *found)
 
 
-def _keep(code: Code, slots: list[list[Value]], best: Best) -> None:
+def _keep(code: CodeBuilder, slots: list[list[Value]], best: Best) -> None:
     for pair, values in zip(slots, best, strict=True):
         for slot, value in zip(pair, values, strict=True):
             code.builder.store(value, slot)
 
 
-def _kept(code: Code, slots: list[list[Value]]) -> Best:
+def _kept(code: CodeBuilder, slots: list[list[Value]]) -> Best:
     return [(code.builder.load(one, typ=INTS), code.builder.load(other, typ=INTS)) for one, other in slots]
 
 
@@ -226,7 +226,7 @@ def _largest(group_size: int) -> Value:
     apart = max(1, CHUNK_SIDE // group_size)
     rows = CHUNK_SIDE // apart
 
-    def emit(code: Code, momentum: Value, row: Value, magnitudes: Value, positions: Value) -> None:
+    def emit(code: CodeBuilder, momentum: Value, row: Value, magnitudes: Value, positions: Value) -> None:
         """The largest magnitude of each group (as its bits) and its first position, of rows `row`, `row + apart` ...
 
         One row on, the same groups lie `apart` columns to the left. The upper and the lower half of the chunk are looked

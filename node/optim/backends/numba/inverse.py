@@ -21,7 +21,7 @@ from node.optim.backends.numba.emit import (
     LONG,
     ROW_BYTES,
     SHORT,
-    Code,
+    CodeBuilder,
     Value,
     cut_off,
     instruction,
@@ -50,7 +50,7 @@ def _shorts(value: int) -> Value:
 
 
 @instruction(ADDRESS, types.int64, ADDRESS, types.int64)
-def find_votes(code: Code, codes: Value, group_size: Value, places: Value, apart: Value) -> None:
+def find_votes(code: CodeBuilder, codes: Value, group_size: Value, places: Value, apart: Value) -> None:
     """The places of one peer's votes for a chunk, int16 `places`, and their signs (1 and -1), `apart` bytes behind the places.
 
     `codes` holds a vote a byte. A place is `64 * column + 32 * (row % 2) + row // 2`.
@@ -70,7 +70,7 @@ def find_votes(code: Code, codes: Value, group_size: Value, places: Value, apart
         code.store(sign, line, apart)
 
 
-def _place(code: Code, slot: Value, groups: Value) -> Value:
+def _place(code: CodeBuilder, slot: Value, groups: Value) -> Value:
     """The place of `votes.coefficients[slot]`: in its row, a slot's column is turned within `wide` columns."""
     build, side = code.builder, ir.Constant(LONG, CHUNK_SIDE)
     wide = build.select(build.icmp_signed("<", groups, side), groups, side)
@@ -82,7 +82,7 @@ def _place(code: Code, slot: Value, groups: Value) -> Value:
 
 
 @instruction(ADDRESS, types.int64)
-def find_moves(code: Code, ballots: Value, count: Value) -> None:
+def find_moves(code: CodeBuilder, ballots: Value, count: Value) -> None:
     """The change that each of `count` votes makes in the first pass, and its place: offsets in bytes.
 
     `ballots` int16 [4, count] holds places, signs, and the sums before each vote. The offsets in `multiples` (see
@@ -105,7 +105,7 @@ def find_moves(code: Code, ballots: Value, count: Value) -> None:
 
 
 @instruction(ADDRESS, ADDRESS, types.int64)
-def add_row_times(code: Code, target: Value, source: Value, factor: Value) -> None:
+def add_row_times(code: CodeBuilder, target: Value, source: Value, factor: Value) -> None:
     """`target += factor * source` for 32 int16; `factor` fits in one, too."""
     many = code.splat(code.builder.trunc(factor, SHORT), VOTES_AT_ONCE)
     product = code.builder.mul(many, code.load(source, 0, _SHORTS))
@@ -113,7 +113,7 @@ def add_row_times(code: Code, target: Value, source: Value, factor: Value) -> No
 
 
 @instruction(ADDRESS, ADDRESS, types.int64)
-def add_signs(code: Code, totals: Value, signs: Value, count: Value) -> None:
+def add_signs(code: CodeBuilder, totals: Value, signs: Value, count: Value) -> None:
     """Add `count` votes (a multiple of 32), one bit each from the address `signs` on, to int16 `totals`: 1 is negative."""
     build, bits = code.builder, ir.VectorType(ir.IntType(1), VOTES_AT_ONCE)
     with cgutils.for_range(build, build.udiv(count, ir.Constant(LONG, VOTES_AT_ONCE))) as loop:
@@ -125,7 +125,7 @@ def add_signs(code: Code, totals: Value, signs: Value, count: Value) -> None:
 
 
 @instruction(ADDRESS, ADDRESS, types.float32, types.float32)
-def move_row(code: Code, totals: Value, target: Value, factor: Value, lr: Value) -> None:
+def move_row(code: CodeBuilder, totals: Value, target: Value, factor: Value, lr: Value) -> None:
     """The update of a row of 64 parameters by the signs of int32 `totals` [64], with the bits of `turn_rows`."""
     build, down, factors = code.builder, code.splat(code.builder.fneg(lr)), code.splat(factor)
     for place in range(0, ROW_BYTES, 4 * LANES):
@@ -134,20 +134,20 @@ def move_row(code: Code, totals: Value, target: Value, factor: Value, lr: Value)
 
 
 @instruction(ADDRESS, ADDRESS)
-def add_row(code: Code, target: Value, source: Value) -> None:
+def add_row(code: CodeBuilder, target: Value, source: Value) -> None:
     """`target += source` for 32 int16."""
     total = code.builder.add(code.load(target, 0, _SHORTS), code.load(source, 0, _SHORTS))
     code.store(total, target, 0)
 
 
 @instruction(ADDRESS, ADDRESS)
-def pair(code: Code, columns: Value, target: Value) -> None:
+def pair(code: CodeBuilder, columns: Value, target: Value) -> None:
     """As `halve_and_pair`, not halved: for a basis whose first pass is not rounded."""
     _paired(code, columns, target, lambda value: value)
 
 
 @instruction(ADDRESS, ADDRESS)
-def halve_and_pair(code: Code, columns: Value, target: Value) -> None:
+def halve_and_pair(code: CodeBuilder, columns: Value, target: Value) -> None:
     """The end of the first pass: int16 [64 columns, 2 kinds, 32 places] to [32 pairs, 64 places, 2], halved half to even.
 
     The kinds are the parts of even and of odd frequencies. The sum of the two kinds is a column's upper half. The difference
@@ -156,7 +156,7 @@ def halve_and_pair(code: Code, columns: Value, target: Value) -> None:
     _paired(code, columns, target, lambda value: _halved(code, value))
 
 
-def _paired(code: Code, columns: Value, target: Value, finished: Callable[[Value], Value]) -> None:
+def _paired(code: CodeBuilder, columns: Value, target: Value, finished: Callable[[Value], Value]) -> None:
     build, half = code.builder, 2 * VOTES_AT_ONCE
     for pair in range(HALF_SIDE):
         upper, lower = [], []
@@ -171,7 +171,7 @@ def _paired(code: Code, columns: Value, target: Value, finished: Callable[[Value
             code.store(code.shuffle(one, other, lanes), target, pair * ROW_BYTES + 4 * first)
 
 
-def _halved(code: Code, value: Value) -> Value:
+def _halved(code: CodeBuilder, value: Value) -> Value:
     """32 int16 divided by two, half to even."""
     build = code.builder
     odd = build.and_(build.ashr(value, _shorts(1)), _shorts(1))
@@ -184,7 +184,7 @@ ROWS_AT_ONCE = 4
 
 @instruction(ADDRESS, ADDRESS, ADDRESS, types.int64, types.float32, types.float32, ADDRESS, types.int64)
 def turn_rows(
-    code: Code,
+    code: CodeBuilder,
     pairs: Value,
     basis: Value,
     target: Value,
@@ -213,14 +213,14 @@ def turn_rows(
 
 
 @instruction(ADDRESS, ADDRESS, ADDRESS)
-def write_rows(code: Code, pairs: Value, basis: Value, target: Value) -> None:
+def write_rows(code: CodeBuilder, pairs: Value, basis: Value, target: Value) -> None:
     """As `turn_rows`, without the update: 4 rows of the inverse as fp32, exact."""
     for row, sums in enumerate(_row_sums(code, pairs, basis)):
         for number, quarter in enumerate(_quarters(code, *sums)):
             code.store(code.builder.sitofp(quarter, FLOATS), target, row * ROW_BYTES + 4 * LANES * number)
 
 
-def _row_sums(code: Code, pairs: Value, basis: Value) -> list[list[Value]]:
+def _row_sums(code: CodeBuilder, pairs: Value, basis: Value) -> list[list[Value]]:
     """The sums of 4 rows by kinds of frequencies, see `turn_rows`."""
     build = code.builder
     sums = [[same(INT, 0)] * 4 for _ in range(ROWS_AT_ONCE)]
@@ -236,7 +236,7 @@ def _row_sums(code: Code, pairs: Value, basis: Value) -> list[list[Value]]:
     return sums
 
 
-def _quarters(code: Code, odd: Value, odd_right: Value, two: Value, four: Value) -> list[Value]:
+def _quarters(code: CodeBuilder, odd: Value, odd_right: Value, two: Value, four: Value) -> list[Value]:
     """A row's 64 sums in order, from those of each kind of frequencies."""
     build, mirror = code.builder, list(range(LANES))[::-1]
     even, even_right = build.add(four, two), build.sub(four, two)
@@ -246,7 +246,7 @@ def _quarters(code: Code, odd: Value, odd_right: Value, two: Value, four: Value)
     return [*left, code.shuffle(right, right, mirror), code.shuffle(far, far, mirror)]
 
 
-def _move(code: Code, total: Value, down: Value) -> Value:
+def _move(code: CodeBuilder, total: Value, down: Value) -> Value:
     """`-lr * sign(total)`, from `down`, which is -lr: with the sign of the total turned, and its own zero for zero."""
     build = code.builder
     sign = build.and_(total, same(INT, -(1 << 31)))

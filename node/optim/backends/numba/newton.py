@@ -23,7 +23,7 @@ from node.optim.backends.numba.emit import (
     LONG,
     ROW_BYTES,
     SHORT,
-    Code,
+    CodeBuilder,
     Value,
     cut_off,
     instruction,
@@ -50,7 +50,7 @@ _SHORTS = ir.VectorType(SHORT, 2 * LANES)
 
 
 @instruction(ADDRESS, result=types.float32)
-def largest_of(code: Code, source: Value) -> Value:
+def largest_of(code: CodeBuilder, source: Value) -> Value:
     """The largest magnitude of a chunk of fp32."""
     build = code.builder
     most = [cgutils.alloca_once_value(build, same(FLOAT, 0.0)) for _ in range(4)]
@@ -68,7 +68,7 @@ def largest_of(code: Code, source: Value) -> Value:
 
 
 @instruction(ADDRESS, types.float32, ADDRESS, ADDRESS)
-def to_whole(code: Code, source: Value, scale: Value, rows: Value, pairs: Value) -> None:
+def to_whole(code: CodeBuilder, source: Value, scale: Value, rows: Value, pairs: Value) -> None:
     """A chunk of fp32 times `scale`, rounded: int16 by `rows` [64, 64], and as `pairs` of rows."""
     build, factor = code.builder, code.splat(scale)
     with cgutils.for_range(build, ir.Constant(LONG, CHUNK_SIDE // 2)) as loop:
@@ -89,18 +89,18 @@ def to_whole(code: Code, source: Value, scale: Value, rows: Value, pairs: Value)
 
 
 @instruction(ADDRESS, result=types.int64)
-def largest_square(code: Code, pairs: Value) -> Value:
+def largest_square(code: CodeBuilder, pairs: Value) -> Value:
     """The largest sum of the squares of a column, of a matrix of pairs."""
     return _of_columns(code, pairs, "llvm.vector.reduce.smax.v64i32")
 
 
 @instruction(ADDRESS, result=types.int64)
-def all_squares(code: Code, pairs: Value) -> Value:
+def all_squares(code: CodeBuilder, pairs: Value) -> Value:
     """The sum of all squares of a matrix of pairs; those of a column are below 2^31."""
     return _of_columns(code, pairs, "llvm.vector.reduce.add.v64i64")
 
 
-def _of_columns(code: Code, pairs: Value, reduced: str) -> Value:
+def _of_columns(code: CodeBuilder, pairs: Value, reduced: str) -> Value:
     build = code.builder
     sums = [cgutils.alloca_once_value(build, same(INT, 0)) for _ in range(4)]
     with cgutils.for_range(build, ir.Constant(LONG, CHUNK_SIDE // 2)) as loop:
@@ -120,7 +120,7 @@ def _of_columns(code: Code, pairs: Value, reduced: str) -> Value:
 
 
 @instruction(ADDRESS, types.float32, ADDRESS, ADDRESS)
-def gram_of(code: Code, pairs: Value, less: Value, gram: Value, whole: Value) -> None:
+def gram_of(code: CodeBuilder, pairs: Value, less: Value, gram: Value, whole: Value) -> None:
     """`x^T x` of a matrix of pairs: fp32 `gram` on and above the diagonal, and all of it times `less`, rounded, as pairs."""
     build, factor = code.builder, code.splat(less)
 
@@ -136,7 +136,7 @@ def gram_of(code: Code, pairs: Value, less: Value, gram: Value, whole: Value) ->
 
 
 @instruction(ADDRESS, ADDRESS, types.float32, types.float32, ADDRESS)
-def factor_of(code: Code, whole: Value, gram: Value, linear: Value, quadratic: Value, factor: Value) -> None:
+def factor_of(code: CodeBuilder, whole: Value, gram: Value, linear: Value, quadratic: Value, factor: Value) -> None:
     """`aI + linear * gram + quadratic * whole^2` in its units, rounded, as pairs; `whole` is symmetric, of pairs."""
     build, one, two = code.builder, code.splat(linear), code.splat(quadratic)
     most = same(FLOAT, float(FACTOR_MAX))
@@ -156,14 +156,14 @@ def factor_of(code: Code, whole: Value, gram: Value, linear: Value, quadratic: V
     _symmetric(code, whole, factor, end)
 
 
-def _diagonal(code: Code, line: Value, row: int) -> Value:
+def _diagonal(code: CodeBuilder, line: Value, row: int) -> Value:
     """Which lanes of a row are on the diagonal; `line` is the first row's number less that of the first column."""
     here = code.splat(code.builder.trunc(code.builder.add(line, ir.Constant(LONG, row)), INT))
     return code.builder.icmp_signed("==", here, ir.Constant(INTS, list(range(LANES))))
 
 
 @instruction(ADDRESS, ADDRESS, types.float32, ADDRESS)
-def turn(code: Code, rows: Value, factor: Value, root: Value, target: Value) -> None:
+def turn(code: CodeBuilder, rows: Value, factor: Value, root: Value, target: Value) -> None:
     """int16 `rows` [64, 64] times the pairs `factor`, times `root` and cut off at `ENTRY_MAX`: fp32 [64, 64]."""
     build, scale, most = code.builder, code.splat(root), same(FLOAT, ENTRY_MAX)
     with cgutils.for_range(build, ir.Constant(LONG, CHUNK_SIDE // ROWS_AT_ONCE)) as down:
@@ -179,7 +179,9 @@ def turn(code: Code, rows: Value, factor: Value, root: Value, target: Value) -> 
 
 
 @instruction(ADDRESS, ADDRESS, types.int64, types.float32, types.float32, types.int64)
-def move_rows(code: Code, source: Value, target: Value, stride: Value, factor: Value, lr: Value, signs: Value) -> None:
+def move_rows(
+    code: CodeBuilder, source: Value, target: Value, stride: Value, factor: Value, lr: Value, signs: Value
+) -> None:
     """`p = p * factor - lr * u` for 64 rows of parameters, with `u` the chunk `source` at its scale, or (`signs`) its signs."""
     build, rate, factors = code.builder, code.splat(lr), code.splat(factor)
     signed = code.splat(build.icmp_signed("!=", signs, ir.Constant(LONG, 0)))
@@ -195,14 +197,14 @@ def move_rows(code: Code, source: Value, target: Value, stride: Value, factor: V
 
 
 @instruction(ADDRESS, types.int64)
-def prefetch_rows(code: Code, target: Value, stride: Value) -> None:
+def prefetch_rows(code: CodeBuilder, target: Value, stride: Value) -> None:
     """Ask for a chunk of parameters, into the second cache level."""
     for row, part in product(range(CHUNK_SIDE), range(4)):
         code.prefetch(code.at(target, times(code, stride, row)), part * _WIDE, 2)
 
 
 def _symmetric(
-    code: Code, pairs: Value, target: Value, end: Callable[[Value, list[Value], Value], list[Value]]
+    code: CodeBuilder, pairs: Value, target: Value, end: Callable[[Value, list[Value], Value], list[Value]]
 ) -> None:
     """`x^T x` of pairs, in tiles of 4 rows and 16 columns on and above the diagonal; `end` makes whole numbers of the sums.
 
@@ -231,7 +233,7 @@ def _symmetric(
                 _mirror(code, whole, code.at(target, build.add(lower, own)))
 
 
-def _mirror(code: Code, whole: list[Value], target: Value) -> None:
+def _mirror(code: CodeBuilder, whole: list[Value], target: Value) -> None:
     """Store the transposed tile as pairs of rows: 8 times 4 columns."""
     build = code.builder
     short = [build.bitcast(build.trunc(row, ir.VectorType(SHORT, LANES)), ir.VectorType(INT, 8)) for row in whole]
@@ -241,7 +243,7 @@ def _mirror(code: Code, whole: list[Value], target: Value) -> None:
         code.store(code.shuffle(halves[0], halves[1], lanes), target, pair * ROW_BYTES)
 
 
-def _tile(code: Code, left: Value, row_bytes: int, pair_bytes: int, right: Value) -> list[Value]:
+def _tile(code: CodeBuilder, left: Value, row_bytes: int, pair_bytes: int, right: Value) -> list[Value]:
     """Sums of 4 rows and 16 columns over the 32 pairs. The left factor's pairs stand `row_bytes` and `pair_bytes` apart."""
     build = code.builder
     sums = [cgutils.alloca_once_value(build, same(INT, 0)) for _ in range(ROWS_AT_ONCE)]
@@ -261,44 +263,44 @@ def _tile(code: Code, left: Value, row_bytes: int, pair_bytes: int, right: Value
     return [build.load(slot, typ=INTS) for slot in sums]
 
 
-def _magnitude(code: Code, value: Value) -> Value:
+def _magnitude(code: CodeBuilder, value: Value) -> Value:
     whole = code.builder.bitcast(value, INTS)
     return code.builder.bitcast(code.builder.and_(whole, same(INT, 0x7FFFFFFF)), FLOATS)
 
 
-def _larger(code: Code, one: Value, other: Value) -> Value:
+def _larger(code: CodeBuilder, one: Value, other: Value) -> Value:
     return code.builder.select(code.builder.fcmp_ordered(">", one, other), one, other)
 
 
-def _smaller(code: Code, one: Value, other: Value) -> Value:
+def _smaller(code: CodeBuilder, one: Value, other: Value) -> Value:
     return code.builder.select(code.builder.fcmp_ordered("<", one, other), one, other)
 
 
-def _sign(code: Code, value: Value) -> Value:
+def _sign(code: CodeBuilder, value: Value) -> Value:
     """-1, 0 or 1."""
     build, zero = code.builder, same(FLOAT, 0.0)
     below = build.select(build.fcmp_ordered("<", value, zero), same(FLOAT, -1.0), zero)
     return build.select(build.fcmp_ordered(">", value, zero), same(FLOAT, 1.0), below)
 
 
-def _whole(code: Code, value: Value) -> Value:
+def _whole(code: CodeBuilder, value: Value) -> Value:
     """fp32 rounded to whole numbers, half to even."""
     kind = ir.FunctionType(FLOATS, [FLOATS])
     function = cgutils.get_or_insert_function(code.builder.module, kind, "llvm.roundeven.v16f32")
     return code.builder.call(function, [value])
 
 
-def _rounded(code: Code, value: Value) -> Value:
+def _rounded(code: CodeBuilder, value: Value) -> Value:
     return code.builder.fptosi(_whole(code, value), INTS)
 
 
-def _joined(code: Code, one: Value, other: Value) -> Value:
+def _joined(code: CodeBuilder, one: Value, other: Value) -> Value:
     """Two vectors of small int32 one after the other, as int16."""
     whole = code.shuffle(one, other, list(range(2 * LANES)))
     return code.builder.trunc(whole, _SHORTS)
 
 
-def _paired(code: Code, one: Value, other: Value) -> Value:
+def _paired(code: CodeBuilder, one: Value, other: Value) -> Value:
     """Small int32 of two rows as pairs of int16."""
     build = code.builder
     return build.or_(build.and_(one, same(INT, 0xFFFF)), build.shl(other, same(INT, 16)))

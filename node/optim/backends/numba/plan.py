@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace
 
 BLOCK_ELEMENTS = 4 * CHUNK_ELEMENTS
 """Elements whose squares are added together first; in order, which is faster than by chunks."""
@@ -43,13 +43,13 @@ class Plan:
         return cls(layout.chunks, np.concatenate([_NONE, *core]), table, first, np.concatenate([_NONE, *blocks]))
 
 
-def _blocks(number: int, place: Place) -> npt.NDArray[np.int64]:
+def _blocks(number: int, place: ParameterPlace) -> npt.NDArray[np.int64]:
     starts = np.arange(0, place.elements, BLOCK_ELEMENTS, dtype=np.int64)
     sizes = np.minimum(place.elements - starts, BLOCK_ELEMENTS)
     return np.stack([np.full_like(starts, number), _FP32_BYTES * starts, sizes], axis=1)
 
 
-def _core(number: int, place: Place) -> npt.NDArray[np.int64]:
+def _core(number: int, place: ParameterPlace) -> npt.NDArray[np.int64]:
     down, across = place.core_height // CHUNK_SIDE, place.core_width // CHUNK_SIDE
     table = np.empty((down, across, 3), dtype=np.int64)
     table[..., 0] = number
@@ -58,7 +58,7 @@ def _core(number: int, place: Place) -> npt.NDArray[np.int64]:
     return table.reshape(-1, 3)
 
 
-def _strips(number: int, place: Place) -> list[tuple[int, ...]]:
+def _strips(number: int, place: ParameterPlace) -> list[tuple[int, ...]]:
     """The right strip beside the core and the bottom strip under it, as `layout` puts them in the pool."""
     high, wide, stride = place.core_height, place.core_width, _FP32_BYTES * place.width
     right = high * (place.width - wide)

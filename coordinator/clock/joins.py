@@ -1,0 +1,113 @@
+"""Peers that come and go: a peer joins, its stream of events opens or breaks, it leaves for good.
+
+Refuses a peer that `admission.py` does not admit, with its reason. Refuses to make a peer ready: `agreement.py` does.
+"""
+
+from __future__ import annotations
+
+from coordinator.clock import admission, aggregation, agreement, holder_counts, memory, transitions
+from coordinator.clock.effects import Append, Denial, Effect, EndStream, NoticeKind, Refuse, SendNotice, SendTick
+from coordinator.clock.events import Disconnected, JoinAsked
+from coordinator.clock.records import PeerLeft, TicketUsed
+from coordinator.clock.state import Outcome, Peer, PeerPhase, Run
+from coordinator.clock.value_copy import replace
+
+
+def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
+    """A peer asks to take part. The first anchor's layout is the run's, if the run was made without one."""
+    denial, reason = admission.admit(run, event, now_ms)
+    if denial is not None:
+        return run, [Refuse(event.public_key, reason, denial)]
+    effects: list[Effect] = []
+    if admission.needs_ticket(run, event.public_key, anchor=event.anchor):
+        assert event.ticket is not None, "admitted without a ticket"
+        used = TicketUsed(event.ticket.ticket_id, event.public_key)
+        run, effects = memory.remember(run, used, 0), [Append(used)]
+    run = replace(_holds_nothing(run, event.public_key), left=run.left - {event.public_key})
+    before = run.peers.get(event.public_key, Peer(event.public_key))
+    peer = replace(
+        before,
+        gone=False,
+        anchor=event.anchor,
+        network=event.network,
+        layout_digest=event.layout_digest,
+        parameters=event.parameters,
+        device=event.device,
+        software_version=event.software_version,
+        addresses=event.addresses,
+        owner=event.owner,
+        applied_step=-1,
+        state_digest=b"",
+        paused_since_ms=None,
+    )
+    run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.ABSENT))
+    if event.anchor and not run.layout_digest:
+        run, more = agreement.fix_layout(run, event.layout_digest, event.parameters)
+        effects += more
+    return run, effects
+
+
+def _holds_nothing(run: Run, public_key: bytes) -> Run:
+    """A new life of a peer has lost its payloads and snapshots, until it reports them again. Its word on roots stands."""
+    reported = {
+        step: {**facts, public_key: replace(facts[public_key], kept=False)} if public_key in facts else facts
+        for step, facts in run.reported_snapshots.items()
+    }
+    run, current = replace(run, reported_snapshots=reported), run.step
+    if current is None:
+        return run
+    return replace(run, step=holder_counts.lost(current, public_key))
+
+
+def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
+    """A peer that has joined follows from now on, and gets the run's present state."""
+    peer = run.peers.get(public_key)
+    if peer is None or not admission.is_admitted(run, public_key):
+        return run, [Refuse(public_key, "you are not admitted to this run now: join first")]
+    standing = run.standings.get(public_key)
+    if standing is not None and standing.excluded:
+        return run, [Refuse(public_key, standing.excluded)]
+    if run.layout_digest and peer.layout_digest != run.layout_digest:
+        return run, [
+            Refuse(
+                public_key, "the run's parameter layout is fixed now, and yours is another one: join again to get both"
+            )
+        ]
+    effects: list[Effect] = []
+    if peer.phase is PeerPhase.ABSENT:
+        room = admission.room(run, public_key, peer.network, now_ms, anchor=peer.anchor)
+        if not room.free:
+            return run, [Refuse(public_key, room.reason, Denial.FULL)]
+        if room.instead_of:
+            run, effects = _make_room(run, room.instead_of)
+        since = peer.syncing_since_ms or now_ms  # of all its lives, until it has the state
+        syncing = replace(transitions.move_peer(peer, PeerPhase.SYNCING), gone=False, syncing_since_ms=since)
+        run = transitions.with_peer(run, syncing)
+    if run.step is not None:
+        left = max(run.step.deadline_at_ms - now_ms, 0)
+        effects += [SendTick(run.step.tick, left, to=public_key), *aggregation.request_for(run, public_key)]
+    elif run.finished_told:
+        effects.append(SendNotice(NoticeKind.FINISHED, run.reason, run.snapshot, to=public_key))
+    else:
+        effects.append(SendNotice(NoticeKind.WAITING, run.reason, to=public_key))
+    return run, effects
+
+
+def _make_room(run: Run, public_key: bytes) -> Outcome:
+    """A peer gives its place to a peer with a better claim. The first peer gets the reason when it joins again."""
+    run = transitions.with_peer(run, replace(transitions.move_peer(run.peers[public_key], PeerPhase.ABSENT), gone=True))
+    return run, [EndStream(public_key)]
+
+
+def disconnected(run: Run, event: Disconnected) -> Outcome:
+    """A peer follows no more."""
+    peer = run.peers.get(event.public_key)
+    if peer is None:
+        return run, []
+    run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+    awaited = run.step is not None and event.public_key in run.roster and event.public_key not in run.left
+    if event.leaving and awaited and run.config.clock.strict:
+        # Strict steps wait for absent peers, but not for a peer that left for good.
+        record = PeerLeft(run.head_step + 1, event.public_key)
+        return memory.written(run, record)
+    return run, []

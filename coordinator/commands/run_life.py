@@ -1,0 +1,180 @@
+"""The operator steers the life of a run: `run pause`, `resume`, `change`, `decay`, `finish`, `archive` and `delete`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coordinator.commands.options import Home, Json, RunName, settings
+from protos.changes import changed_values, settings_of
+from protos.errors import OperatorError, Refusal
+from protos.json_line import print_json
+from protos.log import run_id_of
+from protos.run_config import config_from_json
+from protos.start import RUN_DIGITS_SHOWN
+from protos.text import printable
+from protos.v1 import coordinator_pb2 as pb
+
+Reason = Annotated[str, typer.Option(help="Why: peers and all who look at the run see it.")]
+
+
+def pause(run: RunName, reason: Reason = "", home: Home = None, as_json: Json = False) -> None:
+    """Open no further step of a run, until `run resume`. Peers stay connected, and are told why.
+
+    An open step is decided first. The pause outlives a restart of the coordinator.
+    """
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    found = operator.find(run)
+    operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_PAUSE, reason)
+    if as_json:
+        print_json({**_named(found), "paused": True, "reason": reason})
+        return
+    _say(f"{_shown(found)} is paused: no further step opens, and its peers are told why. `run resume` ends this.")
+
+
+def resume(run: RunName, home: Home = None, as_json: Json = False) -> None:
+    """Open the steps of a paused run again."""
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    found = operator.find(run)
+    operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_RESUME)
+    if as_json:
+        print_json({**_named(found), "paused": False})
+        return
+    _say(f"{_shown(found)} goes on.")
+
+
+def finish(run: RunName, reason: Reason = "", home: Home = None, as_json: Json = False) -> None:
+    """End a run at its newest step, for good. Peers store the last state, and end as after the last planned step.
+
+    The coordinator signs the end, and no entry after it. A step that is open is given up. `run fork` can go on from there.
+    """
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    genesis = operator.find(run).genesis
+    operator.steer(genesis, pb.RunChange.RUN_CHANGE_FINISH, reason)
+    found = operator.find(run_id_of(genesis).hex())
+    if as_json:
+        print_json({**_named(found), "finished": True, "step": found.head_step, "reason": reason})
+        return
+    _say(f"{_shown(found)} is finished at step {found.head_step}: its peers store the last state, and end.")
+
+
+def decay(
+    run: RunName,
+    steps: Annotated[int, typer.Option(min=1, help="How many steps the decay takes.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Let the learning rate of a `wsd` or `constant` run decay from the next step on. The run ends with the decay.
+
+    To go on training afterwards, fork the run from a snapshot before the decay.
+    """
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    genesis = operator.find(run).genesis
+    operator.steer(genesis, pb.RunChange.RUN_CHANGE_DECAY, steps=steps)
+    found = operator.find(run_id_of(genesis).hex())
+    if as_json:
+        print_json({**_named(found), "steps": steps, "last_step": found.total_steps})
+        return
+    _say(f"{_shown(found)}: the learning rate decays over {steps} steps, and the run ends at step {found.total_steps}.")
+
+
+def change(
+    run: RunName,
+    changes: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY=VALUE...", help="Settings with their new values, for example clock.steps=2000."),
+    ],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Change settings of a paused run, from its next step on: its length, its learning rate, its batch, its limits.
+
+    Each later entry of the signed log names the values. Only a paused run changes. A setting that the state depends on needs
+    `run fork`.
+    """
+    from coordinator.commands.fork_changes import changes_of, flat
+    from coordinator.commands.operator import Operator
+
+    try:
+        wanted = settings_of(flat(changes_of(changes)))
+    except Refusal as refusal:
+        raise OperatorError(refusal.detail) from refusal
+    operator = Operator(settings(home=home).home)
+    genesis = operator.find(run).genesis
+    operator.change(genesis, wanted)
+    found = operator.find(run_id_of(genesis).hex())
+    keys = {key for key, _ in wanted}
+    now = [row for row in changed_values(found.changed) if row["key"] in keys]
+    if as_json:
+        print_json({**_named(found), "changed": now, "steps": found.total_steps})
+        return
+    for row in now:
+        _say(f"{row['key']} = {json.dumps(row['value'])} from step {row['from_step']} on")
+    _say(f"{_shown(found)} is changed, and still paused: `run resume` goes on with these values.")
+
+
+def archive(
+    run: RunName,
+    undo: Annotated[bool, typer.Option("--undo", help="Serve and list an archived run again.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Serve and list a finished run no more. Its journal stays, and `run list --all` shows it."""
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    found = operator.find(run)
+    changes = pb.RunChange.RUN_CHANGE_ARCHIVE, pb.RunChange.RUN_CHANGE_UNARCHIVE
+    operator.steer(found.genesis, changes[undo])
+    if as_json:
+        print_json({**_named(found), "archived": not undo})
+        return
+    _say(f"{_shown(found)} is {'served again' if undo else 'archived: nobody is served any more'}.")
+
+
+def delete(
+    run: RunName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Delete a finished run from the journal, for ever. What peers have of it stays with them."""
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    found = operator.find(run)
+    if as_json and not yes:
+        raise OperatorError("run delete --json asks nothing: give --yes, too")
+    if not yes:
+        question = f"{_shown(found)} and its log of {found.head_step} steps will be gone for ever. Delete it?"
+        typer.confirm(question, abort=True)
+    operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_DELETE)
+    if as_json:
+        print_json({**_named(found), "deleted": True})
+        return
+    _say(f"{_shown(found)} is deleted. The journal gives its room to other runs, and to the disk at the next start.")
+
+
+def _named(found: pb.GetRunResponse) -> dict[str, object]:
+    name = printable(config_from_json(found.genesis.config_json).name)
+    return {"run": run_id_of(found.genesis).hex(), "name": name}
+
+
+def _shown(found: pb.GetRunResponse) -> str:
+    values = _named(found)
+    return f"Run {values['name']} ({str(values['run'])[:RUN_DIGITS_SHOWN]})"
+
+
+def _say(text: str) -> None:
+    Console(soft_wrap=True).print(text, highlight=False, markup=False)

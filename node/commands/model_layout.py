@@ -1,0 +1,166 @@
+"""`swarmentum layout`: the parameter layout of a run's model, without building its numbers, and a dry run of a small copy.
+
+`swarmentum-coordinator run create` calls it if this package is installed. The genesis then fixes the layout, and the run needs
+no peer's report on it. A run whose model fails the dry run, or its export, is not created. Refuses the models that `join`
+refuses, and those whose modules alone fill the machine: the operator's page asks for a layout, beside the coordinator.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from node.admission.consent import check_code
+from node.admission.fit import kinds_of, need_of_run
+from node.config import load_settings
+from node.data.tokenizer import load_tokenizer
+from node.export.first_look import tried
+from node.model.dry_run import check_keys, shapes_of
+from node.model.spec import ModelSpec, parameter_count
+from node.training.methods import form_of
+from protos import toml_file
+from protos.errors import OperatorError, SwarmentumError
+from protos.json_line import print_json
+from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
+from protos.run_config import RunConfig
+
+MEMORY_BYTES_MAX: Final = 4 << 30
+"""Modules without numbers take some 20 kB each. A model of 10**12 layers took 1.5 GB in 30 s, and had 300 s."""
+
+PARAMETERS_MAX: Final = SNAPSHOT_PIECES_MAX * SNAPSHOT_PIECE_BYTES // 4
+SECONDS_MAX: Final = 20.0
+"""Of computing, for the count and for the dry run."""
+
+
+@dataclass(frozen=True)
+class LayoutFacts:
+    """`votes` and `payload_bytes`: of one payload, at the run's own group size or k; 32 bytes of digest as hex.
+
+    `state_bytes`: memory of a peer whatever its micro-batch; `sample_bytes`: activations of one sample; `disk_bytes`: on its
+    disk; `snapshot_bytes`: one snapshot; `copies_bytes`: main memory of the copies that are written to the disk.
+    `least_state_bytes`: with memory = small; `least_sample_bytes`: with activation checkpointing. None if they are not known
+    before the model is built.
+    """
+
+    layout_digest: str
+    parameters: int
+    votes: int
+    payload_bytes: int
+    state_bytes: int | None = None
+    sample_bytes: int | None = None
+    disk_bytes: int | None = None
+    snapshot_bytes: int | None = None
+    copies_bytes: int | None = None
+    least_state_bytes: int | None = None
+    least_sample_bytes: int | None = None
+    untried: str = ""
+    """Why the dry run was not made, if it was not."""
+    notes: tuple[str, ...] = ()
+    reference: dict[str, Any] | None = None
+    """What peers compare theirs with: see `ReferenceLoss`."""
+
+
+class TookTooLongError(SwarmentumError):
+    """Something took more seconds of this machine's processor than it may."""
+
+
+@contextmanager
+def limited(what: str, seconds: float = SECONDS_MAX) -> Iterator[None]:
+    """Raise TookTooLongError in the main thread once this process has computed for so many seconds. A busy machine changes
+    nothing."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise TookTooLongError(f"{what} took more than {seconds:g} s of computing")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def bound_memory() -> None:
+    """Let this process allocate MEMORY_BYTES_MAX at most. Linux alone counts what is mapped privately."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or hard > MEMORY_BYTES_MAX:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, hard))
+
+
+def layout_of(config: RunConfig, *, allow_code: bool = False) -> LayoutFacts:
+    """The layout of a run's model, after a dry run of it.
+
+    Raises OperatorError as `join` does, also for code without `allow_code`, and for what a dry run finds.
+    """
+    check_code(config, allow_code)
+    spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    if spec.config is not None and "vocab_size" not in spec.config:
+        spec = replace(spec, config={"vocab_size": tokenizer.vocabulary, **spec.config})
+    with limited("counting its model"):
+        facts = _counted(spec, config, tokenizer.vocabulary)
+    try:
+        with limited("a dry run of its model"):
+            return replace(facts, **tried(spec, tokenizer, config.data.context))
+    except TookTooLongError as error:
+        return replace(facts, untried=str(error))
+
+
+def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts:
+    try:
+        check_keys(spec)
+        model = shapes_of(spec, vocabulary=vocabulary, context=config.data.context)
+    except MemoryError:
+        gb = MEMORY_BYTES_MAX >> 30
+        raise OperatorError(
+            f"model: its modules take more than {gb} GiB without their numbers; give it fewer"
+        ) from None
+    if (count := parameter_count(model)) > PARAMETERS_MAX:
+        raise OperatorError(
+            f"model: it has {count:,} parameters, and a run's snapshots hold {PARAMETERS_MAX:,} at most"
+        )
+    layout, form = form_of(model, config.optimizer)
+    size = config.optimizer.vote_size
+    votes, payload = form.votes(layout.chunks, size), form.bytes_max(layout.chunks, size)
+    settings = load_settings()
+    need = need_of_run(config, settings)
+    facts = LayoutFacts(layout.digest().hex(), count, votes, payload)
+    if need is None:
+        return facts
+    sparing = settings.model_copy(update={"activation_checkpointing": True})
+    least = need_of_run(config, sparing, second=kinds_of(config, settings)[-1])
+    assert least is not None, "the size is known, as above"
+    return replace(
+        facts,
+        least_state_bytes=least.state,
+        least_sample_bytes=least.sample,
+        state_bytes=need.state,
+        sample_bytes=need.sample,
+        disk_bytes=need.disk,
+        snapshot_bytes=need.snapshot,
+        copies_bytes=need.copies,
+    )
+
+
+def print_layout(file: Path, *, allow_code: bool, as_json: bool) -> None:
+    """Print the layout of a run.toml's model; for programs, also that it took too long."""
+    try:
+        facts = layout_of(toml_file.load(file, RunConfig), allow_code=allow_code)
+    except TookTooLongError as error:
+        if not as_json:
+            raise
+        print_json({"unknown": str(error)})
+        return
+    if as_json:
+        print_json(asdict(facts))
+        return
+    for line in (*facts.notes, *([f"not run: {facts.untried}"] if facts.untried else [])):
+        print(line)
+    print(f"layout {facts.layout_digest}, {facts.parameters} parameters, {facts.votes} votes a payload")

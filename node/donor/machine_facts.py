@@ -1,0 +1,135 @@
+"""Facts about the machine that conditions ask for: battery, keyboard and mouse, programs on the GPU. Only reads.
+
+Idle time comes from GNOME; on X11 from KDE or xprintidle; else from logind (Linux), or from ioreg (macOS). Refuses to guess:
+without an answer, the idle time is None.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from calendar import month_name
+from collections.abc import Mapping
+from datetime import datetime
+
+import psutil
+
+from node.donor.conditions import MachineFacts
+from node.donor.gpu import GpuPrograms
+from node.donor.hours import DAY, HOUR
+from node.donor.owner_settings import LiveSettings
+
+ANSWER_SECONDS_MAX = 2.0
+GNOME = (
+    "gdbus", "call", "--session", "--timeout", "2", "--dest", "org.gnome.Mutter.IdleMonitor", "--object-path",
+    "/org/gnome/Mutter/IdleMonitor/Core", "--method", "org.gnome.Mutter.IdleMonitor.GetIdletime",
+)  # fmt: skip
+LOGIND = (
+    "busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager",
+    "IdleHint", "IdleSinceHint",
+)  # fmt: skip
+MACOS = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
+KDE = (
+    "gdbus", "call", "--session", "--timeout", "2", "--dest", "org.freedesktop.ScreenSaver", "--object-path",
+    "/org/freedesktop/ScreenSaver", "--method", "org.freedesktop.ScreenSaver.GetSessionIdleTime",
+)  # fmt: skip
+X11 = ("xprintidle",)
+NOBODY_ANSWERS = "neither GNOME, KDE, xprintidle nor logind answers"
+NOBODY_ANSWERS_ON_MACOS = "ioreg does not say"
+
+
+class Machine:
+    """This one. `gpu`: the programs on the peer's GPU."""
+
+    def __init__(self, gpu: GpuPrograms | None = None) -> None:
+        self._gpu = gpu or GpuPrograms()
+
+    def facts(self, settings: LiveSettings) -> MachineFacts:
+        """What the settings ask for, as it is now."""
+        now = datetime.now().astimezone()
+        idle, unknown = idle_seconds() if settings.only_when_idle is not None else (None, "")
+        ahead = now.month % 12 + 1
+        return MachineFacts(
+            minute=now.weekday() * DAY + now.hour * HOUR + now.minute,
+            on_mains=not settings.only_on_mains or on_mains(),
+            idle_seconds=idle,
+            idle_unknown=unknown,
+            gpu_programs=self._gpu.others() if settings.not_beside_other_gpu_programs else (),
+            month=f"{now:%Y-%m}",
+            next_month=f"1 {month_name[ahead]}",
+        )
+
+
+def on_mains() -> bool:
+    """False while a battery feeds the machine, or may; a machine without a battery is on mains."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return battery is None or battery.power_plugged is True
+
+
+def idle_seconds() -> tuple[float | None, str]:
+    """Seconds since somebody used the keyboard or the mouse, or None and why it is not known."""
+    if sys.platform == "darwin":
+        found = _macos(_said(*MACOS))
+        return found, "" if found is not None else NOBODY_ANSWERS_ON_MACOS
+    found = _gnome(_said(*GNOME))
+    if found is None and _is_x11(os.environ):
+        # KDE answers in milliseconds; of other desktops nobody knows the unit. On Wayland both see no keyboard.
+        if "KDE" in os.environ.get("XDG_CURRENT_DESKTOP", "").upper().split(":"):
+            found = _kde(_said(*KDE))
+        found = _x11(_said(*X11)) if found is None else found
+    if found is None:
+        found = _logind(_said(*LOGIND), time.time())
+    return found, "" if found is not None else NOBODY_ANSWERS
+
+
+def _said(*command: str) -> str:
+    """What a command prints; empty if it is not here, fails or hangs."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS_MAX, check=False)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _gnome(said: str) -> float | None:
+    """`(uint64 4711,)`: milliseconds."""
+    found = re.fullmatch(r"\(uint64 (\d+),\)\s*", said)
+    return int(found[1]) / 1000 if found else None
+
+
+def _is_x11(environment: Mapping[str, str]) -> bool:
+    """Whether X11 sees the keyboard and the mouse."""
+    wayland = environment.get("WAYLAND_DISPLAY") or environment.get("XDG_SESSION_TYPE") == "wayland"
+    return bool(environment.get("DISPLAY")) and not wayland
+
+
+def _kde(said: str) -> float | None:
+    """`(uint32 4711,)`: milliseconds."""
+    found = re.fullmatch(r"\(uint32 (\d+),\)\s*", said)
+    return int(found[1]) / 1000 if found else None
+
+
+def _x11(said: str) -> float | None:
+    """`4711`: milliseconds."""
+    found = re.fullmatch(r"(\d+)\s*", said)
+    return int(found[1]) / 1000 if found else None
+
+
+def _logind(said: str, now: float) -> float | None:
+    """`b true` and `t 1700000000000000`: whether every session is idle, and since which microsecond."""
+    found = re.fullmatch(r"b (true|false)\s+t (\d+)\s*", said)
+    if found is None:
+        return None
+    return max(now - int(found[2]) / 1_000_000, 0.0) if found[1] == "true" else 0.0
+
+
+def _macos(said: str) -> float | None:
+    """`"HIDIdleTime" = 4711000000`: nanoseconds."""
+    found = re.search(r'"HIDIdleTime" = (\d+)', said)
+    return int(found[1]) / 1_000_000_000 if found else None

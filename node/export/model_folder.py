@@ -1,0 +1,197 @@
+"""A trained model as a folder that Hugging Face loads, and a sample of the model's text.
+
+Refuses to overwrite a folder that is not an export. Knows no wire, and sends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from node.data.tokenizer import Tokenizer
+from node.export.card import CARD, MARK, card_text
+from node.model.loss import logits_of
+from node.model.spec import REFUSALS
+from protos.errors import OperatorError
+from protos.mistakes import NO_LICENCE
+from protos.run_config import RunConfig
+
+FILE_MODE: Final = 0o644
+SPECIAL_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+AGAIN: Final = "nothing of the run is lost: `swarmentum export` with the invite link writes the model again"
+SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not name the length of its context
+SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer errors and still varies
+
+
+class ExportError(OperatorError):
+    """The program cannot write the export to the operator's path. `why`: the cause alone."""
+
+    def __init__(self, text: str, why: str = "") -> None:
+        super().__init__(text)
+        self.why = why or text
+
+
+def export(
+    model: nn.Module, tokenizer: Tokenizer, path: Path, card: Mapping[str, object], licence: str = NO_LICENCE
+) -> Path:
+    """Write model, tokenizer and a model card to the folder `path`. The folder is whole, or not there at all.
+
+    `card`: facts by name (run id, steps, digest, ...), in the reader's order. `licence`: for the card. The new export replaces
+    an older one at `path`.
+    """
+    from safetensors import SafetensorError
+
+    path = path.absolute()
+    check_folder(path)
+    fresh, old = (path.with_name(f".{path.name}.{word}-{os.getpid()}") for word in ("new", "old"))
+    try:
+        fresh.mkdir(parents=True)
+        _write(model, tokenizer, fresh, card, licence)
+        for file in fresh.iterdir():
+            file.chmod(FILE_MODE)  # safetensors makes its files for the owner only
+        if path.exists():
+            path.rename(old)
+        fresh.rename(path)
+    except OSError as error:
+        raise ExportError(f"export: cannot write {path}: {error.strerror or error}; {AGAIN}") from error
+    except (*REFUSALS, SafetensorError) as error:
+        what = (str(error).splitlines() or [""])[0]
+        raise ExportError(
+            f"export: {type(model).__name__} cannot be written to {path}: {type(error).__name__}: {what}; {AGAIN}",
+            f"{type(error).__name__}: {what}",
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def check_folder(path: Path) -> None:
+    """`ExportError` if an export cannot come to `path`. Known before a peer joins, so that no run's work is lost on it."""
+    path = path.absolute()
+    if path.exists() and not (path / MARK).is_file():
+        raise ExportError(f"export: {path} exists and is not an export of this program; choose another folder")
+    there = next(folder for folder in path.parents if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise ExportError(f"export: cannot write {path}: {there} is no folder that this user may write to")
+
+
+def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[str, object], licence: str) -> None:
+    from safetensors.torch import save_file
+
+    if _is_huggingface(model):
+        with no_progress_bar(), _special_ids_of(tokenizer, model):
+            model.save_pretrained(folder)  # type: ignore[operator]
+    else:
+        tensors, twins = own_tensors(model)
+        save_file(tensors, folder / "model.safetensors", metadata={**twins, "format": "pt"})
+    tokenizer.huggingface().save_pretrained(folder)
+    (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model), licence=licence), encoding="utf-8")
+    (folder / MARK).write_text(json.dumps(dict(card), indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The state of a module, each tensor in memory of its own, and the names of tied tensors by the name that holds them.
+
+    Buffers may be parts of one table, or one number seen many times; a file of safetensors takes neither.
+    """
+    tensors, twins, known = dict[str, Tensor](), dict[str, str](), dict[object, str]()
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name!r} in its state is a {type(value).__name__}, and a model file holds tensors alone")
+        memory = value.untyped_storage().data_ptr() if value.numel() else name
+        place = memory, value.storage_offset(), value.shape, value.stride(), value.dtype
+        first = known.setdefault(place, name)
+        if first == name:
+            tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            twins[name] = first
+    return tensors, twins
+
+
+@contextmanager
+def _special_ids_of(tokenizer: Tokenizer, model: Any) -> Iterator[None]:
+    """Give the model's configurations the special ids of its tokenizer: those of the model type are other tokens' ids.
+
+    With 50256 as the end of a text, and a vocabulary of 1,000, `generate` would never stop.
+    """
+    inner, configs = tokenizer.huggingface(), [model.config, getattr(model, "generation_config", None)]
+    before = [(config, name, getattr(config, name, None)) for config in configs if config for name in SPECIAL_IDS]
+    try:
+        for config, name, _ in before:
+            setattr(config, name, getattr(inner, name, None))
+        yield
+    finally:
+        for config, name, value in before:
+            setattr(config, name, value)
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Switch off the progress bar that the library draws while it writes, because it would disturb the live view."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _is_huggingface(model: nn.Module) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(model, PreTrainedModel)
+
+
+@torch.inference_mode()
+def sample_text(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int,
+    *,
+    seed: int,
+    device: torch.device,
+    temperature: float = SAMPLE_TEMPERATURE,
+) -> str:
+    """The prompt and `tokens` tokens after it, drawn with a generator of its own. The model keeps its mode."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.as_tensor(tokenizer.encode(prompt or "\n").astype("int64"))
+    window, training = _context_of(model), model.training
+    model.eval()
+    try:
+        for _ in range(tokens):
+            logits = logits_of(model, ids[None, -window:].to(device))[0, -1, : tokenizer.vocabulary]
+            ids = torch.cat([ids, _draw(logits.float().cpu() / temperature, generator)])
+    finally:
+        model.train(training)
+    return tokenizer.decode(ids.tolist())
+
+
+def writer(config: RunConfig, tokenizer: Tokenizer, device: torch.device) -> Callable[[nn.Module], str] | None:
+    """What writes the samples of a run with `evaluation.sample_tokens`: the same draws for each state. None: no samples."""
+    tokens, prompt = config.evaluation.sample_tokens, config.evaluation.prompt
+    if not tokens:
+        return None
+    return partial(sample_text, tokenizer=tokenizer, prompt=prompt, tokens=tokens, seed=config.seed, device=device)
+
+
+def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=generator)
+
+
+def _context_of(model: nn.Module) -> int:
+    config: Any = getattr(model, "config", None)
+    return int(getattr(config, "max_position_embeddings", None) or SAMPLE_CONTEXT_TOKENS)

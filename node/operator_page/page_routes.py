@@ -1,0 +1,196 @@
+"""The routes of the operator's page: its files, and three POSTs. Each request names this page as its host and as its origin.
+
+Refuses: other hosts (a stranger's DNS name for this machine), other origins, plain HTTP from other machines, bodies that are
+too large or too slow, and addresses that ask too often. It decides nothing else: the process behind the pipe does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from node.operator_page.pipe import Asks, PipeReply
+from node.web.http_guard import HttpGuard
+from protos.rate_limiter import RateLimiter
+
+OWN: Final = Path(__file__).with_name("static")
+SHARED: Final = Path(__file__).parents[1] / "web" / "static"
+FILES: Final = {
+    "/": OWN / "index.html",
+    "/operator.js": OWN / "operator.js",
+    "/operator.css": OWN / "operator.css",
+    "/page.css": SHARED / "page.css",
+    "/words.js": SHARED / "words.js",
+    "/icon.svg": SHARED / "icon.svg",
+}
+COOKIE: Final = "swarmentum-operator"
+TOKEN: Final = "x-swarmentum-token"  # noqa: S105 - the name of a header
+BODY_BYTES_MAX: Final = 1 << 18
+BODY_SECONDS_MAX: Final = 15.0
+SECRET_CHARACTERS_MAX: Final = 128
+LOGINS_AT_ONCE, LOGIN_EACH_MS = 10, 6_000.0
+REQUESTS_AT_ONCE, REQUEST_EACH_MS = 240, 100.0
+ADDRESSES_KEPT: Final = 1024
+NOT_STORED: Final = {"cache-control": "no-store"}
+TOO_OFTEN: Final = "too many requests from your address: wait a minute, and try again"
+
+
+def app_of(asks: Asks, hosts: Iterable[str] = (), clock: Callable[[], float] = time.monotonic) -> Any:
+    """The whole app. `hosts`: names under which browsers find the page, besides addresses and localhost."""
+    page = BrowserRequests(asks, frozenset(host.lower() for host in hosts), clock)
+    routes = [Route(path, page.file, methods=["GET"]) for path in FILES]
+    routes += [Route(f"/api/{name}", getattr(page, name), methods=["POST"]) for name in ("login", "logout", "ask")]
+    return HttpGuard(Starlette(routes=routes, exception_handlers={HTTPException: refused}), bodies=True)
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """Why a request has no answer, as JSON."""
+    assert isinstance(error, HTTPException)
+    return answered(PipeReply(error.status_code, {"error": str(error.detail)}), error.headers)
+
+
+def answered(answer: PipeReply, headers: Any = None) -> Response:
+    """An answer as HTTP. Nobody stores it, and no other origin may read it."""
+    body = json.dumps(answer.body, ensure_ascii=True, allow_nan=False)
+    return Response(body, answer.status, {**NOT_STORED, **(headers or {})}, "application/json")
+
+
+class BrowserRequests:
+    """The requests of browsers."""
+
+    def __init__(self, asks: Asks, hosts: frozenset[str], clock: Callable[[], float]) -> None:
+        self._asks, self._hosts, self._clock = asks, hosts, clock
+        self._logins = RateLimiter(LOGINS_AT_ONCE, LOGIN_EACH_MS, ADDRESSES_KEPT)
+        self._requests = RateLimiter(REQUESTS_AT_ONCE, REQUEST_EACH_MS, ADDRESSES_KEPT)
+
+    async def file(self, request: Request) -> Response:
+        """A file of the page. It says nothing about any run."""
+        self._check_host(request)
+        return FileResponse(FILES[request.url.path], headers={"cache-control": "no-cache"})
+
+    async def login(self, request: Request) -> Response:
+        """A session for the secret of a link."""
+        secure = self._check(request, self._logins)
+        values = await body_of(request)
+        secret = text_of(values, "secret")
+        answer = await self._asks.ask({"do": "login", "secret": secret, "address": address_of(request)})
+        response = answered(answer)
+        if answer.cookie:
+            response.set_cookie(COOKIE, answer.cookie, path="/", httponly=True, samesite="strict", secure=secure)
+        return response
+
+    async def logout(self, request: Request) -> Response:
+        """The session ends, here and in the browser."""
+        secure = self._check(request, self._requests)
+        response = answered(await self._asks.ask({"do": "logout", **self._secrets(request)}))
+        response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=secure)
+        return response
+
+    async def ask(self, request: Request) -> Response:
+        """A request in a session."""
+        self._check(request, self._requests)
+        values = await body_of(request)
+        asked = {"what": text_of(values, "what"), "run": text_of(values, "run"), "values": values.get("values", {})}
+        if not isinstance(asked["values"], dict):
+            raise HTTPException(400, "values: expected an object")
+        return answered(await self._asks.ask({"do": "ask", **self._secrets(request), **asked}))
+
+    def _secrets(self, request: Request) -> dict[str, str]:
+        found = {"cookie": request.cookies.get(COOKIE, ""), "token": request.headers.get(TOKEN, "")}
+        if max(map(len, found.values())) > SECRET_CHARACTERS_MAX:
+            raise HTTPException(400, "the cookie or the token is none of this page's")
+        return {**found, "address": address_of(request)}
+
+    def _check(self, request: Request, rate: RateLimiter) -> bool:
+        """Whether the page is on HTTPS. Raises HTTPException for a request that is not the page's own."""
+        host = self._check_host(request)
+        try:
+            origin = urlsplit(request.headers.get("origin", ""))
+            own = origin.scheme in ("http", "https") and origin.netloc.lower() == host
+        except ValueError:
+            own = False
+        if not own or request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            raise HTTPException(403, "another site sent this request: only the page itself may")
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HTTPException(415, "expected JSON")
+        if origin.scheme == "http" and not is_loopback(name_of(host)):
+            raise HTTPException(
+                403,
+                "this page logs nobody in over plain HTTP from another machine: use an SSH tunnel, or a proxy with TLS",
+            )
+        if not rate.allow(address_of(request), 1000 * self._clock()):
+            raise HTTPException(429, TOO_OFTEN, {"retry-after": "60"})
+        return origin.scheme == "https"
+
+    def _check_host(self, request: Request) -> str:
+        """The host that the browser asked for. Raises HTTPException for a name that a stranger's DNS may have."""
+        host = request.headers.get("host", "").lower()
+        if host in self._hosts or name_of(host) in self._hosts or name_of(host) == "localhost":
+            return host
+        try:
+            ipaddress.ip_address(name_of(host))
+        except ValueError:
+            text = f"the page does not know the host {host[:64]!r}: start the coordinator with --operator-web-host"
+            raise HTTPException(421, text) from None
+        return host
+
+
+def name_of(host: str) -> str:
+    """The name or the address in a host, without its port and brackets."""
+    name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+    return name.strip("[]")
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a browser reaches this name on its own machine alone."""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def address_of(request: Request) -> str:
+    """The address of the browser, or of the proxy before it."""
+    return "" if request.client is None else request.client.host[:64]
+
+
+def text_of(values: dict[str, Any], name: str) -> str:
+    """A short text of the body. Raises HTTPException."""
+    text = values.get(name, "")
+    if not isinstance(text, str) or len(text) > SECRET_CHARACTERS_MAX:
+        raise HTTPException(400, f"{name}: expected a text of at most {SECRET_CHARACTERS_MAX} characters")
+    return text
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """The body of a request, an object. Raises HTTPException for one that is too large or too slow."""
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            async for part in request.stream():
+                data += part
+                if len(data) > BODY_BYTES_MAX:
+                    raise HTTPException(
+                        413, f"the request has more than {BODY_BYTES_MAX} bytes", {"connection": "close"}
+                    )
+    except TimeoutError:
+        raise HTTPException(408, "the request did not come in time", {"connection": "close"}) from None
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the request is no JSON") from None
+    if not isinstance(values, dict):
+        raise HTTPException(400, "the request is no object")
+    return values

@@ -1,0 +1,170 @@
+"""What the control door of a peer answers: the commands of its owner, on the values that the training thread shows.
+
+Refuses commands that the peer's role does not have: an anchor does not train, so it cannot be paused.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from node.control.control_server import Answer
+from node.control.kept import CachedAnswer
+from node.control.owner_requests import Ending
+from node.control.recent import RecentLogLines
+from node.control.vote_history import STEPS_KEPT
+from node.donor.owner_settings import KEYS
+from node.model.load import Meter
+from node.training.loop import Trainer
+from node.training.resource_limits import ResourceLimits
+from protos.text import printable
+
+ACCESS_SECONDS = 5.0
+STANDING_SECONDS = 10.0
+"""So often at most: the connections are asked of p2pd, and a new peer's checks of the coordinator."""
+
+
+class Commands:
+    """Of one peer in one run, since `started` (seconds of `time.monotonic`). `leave` ends the peer as Ctrl-C does.
+
+    `recent`: the last lines of its log; `log_file` gives the file that the log goes to while a terminal view is up.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        run_id: bytes,
+        leave: Callable[[], None],
+        *,
+        started: float,
+        recent: RecentLogLines | None = None,
+        log_file: Callable[[], Path | None] = lambda: None,
+        lent: ResourceLimits,
+    ) -> None:
+        self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
+        self._recent, self._log_file, self._lent = recent or RecentLogLines(), log_file, lent
+        self._meter = Meter(trainer.replica.device)
+        self._access = CachedAnswer(trainer.swarm.access, ACCESS_SECONDS)
+        self._checks = CachedAnswer(trainer.swarm.standing, STANDING_SECONDS)
+
+    def all(self) -> dict[str, Answer]:
+        """By the name that the command line has."""
+        return {
+            "me": self.me,
+            "pause": self.pause,
+            "resume": self.resume,
+            "set": self.set,
+            "finish": lambda _: self._end(Ending.FINISH),
+            "leave": lambda _: self._end(Ending.LEAVE),
+        }
+
+    def me(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything about this peer's part in the run; `steps`: how many of the last steps to tell of."""
+        count = request.get("steps", STEPS_KEPT)
+        if not isinstance(count, int) or not 1 <= count <= STEPS_KEPT:
+            raise ValueError(f"steps {count!r}: give a number from 1 to {STEPS_KEPT}")
+        trainer, summary, swarm = self._trainer, self._trainer.summary, self._trainer.swarm
+        summary.copy_counters(swarm.counters)
+        told = {name: value for name, value in asdict(summary).items() if name not in {"digest", "checkpoint"}}
+        return {
+            **told,
+            **self._place(),
+            "loss": summary.loss if math.isfinite(summary.loss) else None,  # JSON has no NaN: no step is applied yet
+            "run": trainer.config.name,
+            "run_id": self._run_id.hex(),
+            "steps": trainer.last.step,
+            "committed_step": swarm.committed_step,
+            "anchor": trainer.samples is None,
+            "paused": trainer.wishes.paused,
+            "paused_by_owner": trainer.wishes.by_owner,
+            "pause_seconds_left": _finite(trainer.wishes.pause_seconds_left),
+            "held": trainer.wishes.held,
+            "month": self._lent.told(),
+            "owner": {"name": self._lent.owner.name, "standing": self._lent.owner.standing},
+            "ending": None if trainer.wishes.ending is None else trainer.wishes.ending.value,
+            "share": trainer.standing.share(),
+            "seconds": time.monotonic() - self._started,
+            "last": trainer.standing.last(count),
+            "losses": trainer.standing.losses(),
+            "lines": self._recent.last(),
+            "log_file": None if (file := self._log_file()) is None else str(file),
+        }
+
+    def _place(self) -> dict[str, Any]:
+        """What this peer gave, how it is doing in the run, and how others reach it."""
+        trainer, standing = self._trainer, self._trainer.standing
+        pace, left = standing.step_seconds(), trainer.last.step - trainer.summary.step
+        access = self._access.get() if trainer.entered else None
+        given = standing.given
+        return {
+            "entered": trainer.entered,
+            "waiting": printable(standing.waiting),
+            "waits_for": trainer.swarm.waits_for,
+            "doors": dict(trainer.swarm.counters.doors),
+            "loading": trainer.recovery.loading.words,
+            "checks": self._on_probation(),
+            "step_seconds": pace,
+            "seconds_left": None if pace is None or standing.waiting else pace * left,
+            "samples_accepted": given.samples,
+            "tokens_accepted": given.tokens,
+            "share_of_all": given.share,
+            "access": None if access is None else {**asdict(access), "reachable": access.reachable.value},
+            "load": asdict(self._meter.read()),
+        }
+
+    def _on_probation(self) -> str:
+        """The coordinator's words on the checks of a new peer; empty for a peer whose votes count."""
+        last = self._trainer.standing.last(1)
+        on_probation = bool(last) and last[0]["outcome"] == "probation"
+        return (self._checks.get() or "probation") if on_probation else ""
+
+    def pause(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Train in no step, for `seconds` or until the owner ends it; the peer goes on to apply the log."""
+        seconds = request.get("seconds", math.inf)
+        if not isinstance(seconds, int | float) or not seconds > 0:
+            raise ValueError(f"seconds {seconds!r}: give a number above 0, or leave it out")
+        if self._trainer.samples is None:
+            raise ValueError("an anchor does not train, so there is nothing to pause; `swarmentum leave` ends it")
+        self._trainer.wishes.pause(seconds=seconds)
+        return self._work()
+
+    def resume(self, _request: Mapping[str, Any]) -> dict[str, Any]:
+        """Train again, as far as the conditions let the peer."""
+        self._trainer.wishes.resume()
+        return self._work()
+
+    def _work(self) -> dict[str, Any]:
+        wishes = self._trainer.wishes
+        return {"paused": wishes.paused, "held": wishes.held, "step": self._trainer.replica.step}
+
+    def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the setting `key` to `value` (text) and keep it; without a value, tell what it is; without a key, all."""
+        key, value = request.get("key"), request.get("value")
+        if key is None:
+            return {"settings": self._lent.live.rows(), "note": ""}
+        if not isinstance(key, str) or not isinstance(value, str | None):
+            raise ValueError(f"{key!r} {value!r}: give the key and the value as text")
+        if key not in KEYS:
+            raise ValueError(f"{key!r} cannot be changed while the peer runs; these can: {', '.join(KEYS)}")
+        if value is None:
+            return {"settings": [self._lent.live.row(key)], "note": ""}
+        row, note = self._lent.live.change(key, value)
+        structlog.get_logger("control").info("set by its owner", key=key, value=row["shown"])
+        return {"settings": [row], "note": note}
+
+    def _end(self, how: Ending) -> dict[str, Any]:
+        self._trainer.wishes.end(how)
+        if how is Ending.LEAVE or self._trainer.samples is None:  # an anchor has no votes to wait for
+            self._leave()
+        return {"ending": how.value, "step": self._trainer.replica.step}
+
+
+def _finite(seconds: float) -> float | None:
+    """JSON has no infinity: None is a pause without an end."""
+    return seconds if math.isfinite(seconds) else None

@@ -1,0 +1,83 @@
+"""How a peer of a fork gets the state that the fork begins at: from its own disk, or from the peers that have it. ADR 5.
+
+The genesis names a snapshot of the parent run. This peer stores it as its own snapshot of step 0: the same pieces, under a
+manifest of this run. The coordinator and other peers know it by the parent run's root. Refuses any other state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.snapshot.elsewhere import snapshot_in
+from node.snapshot.forked_snapshot import check_start, is_start, of_fork, of_parent
+from node.snapshot.pieces import SnapshotManifest, open_manifest
+from node.snapshot.store import SnapshotStore
+from node.swarm.api import Swarm
+from node.swarm.events import Snapshot
+from node.training.sync import Progress, fetch_pieces, manifest_bytes
+from protos.errors import Reason, Refusal
+from protos.start import StartingState
+
+
+@dataclass(frozen=True)
+class Start:
+    """One peer's. `parent`: the folder in which this peer keeps snapshots of the parent run, if it took part there."""
+
+    state: StartingState
+    run_id: bytes
+    store: SnapshotStore
+    parent: Path
+
+    def begin(self) -> None:
+        """Serve the starting state, if it is here from an earlier life."""
+        here = self._here()
+        if here is not None:
+            self.store.also_as(of_parent(here, self.state))
+
+    def named(self, manifest: SnapshotManifest) -> bytes:
+        """The root under which the run knows a snapshot of this peer."""
+        return manifest.root if manifest.step else of_parent(manifest, self.state).root
+
+    def stored(self, root: bytes) -> bytes:
+        """The root under which this peer stores a snapshot that the run knows."""
+        here = self._here() if root == self.state.root else None
+        return root if here is None else here.root
+
+    def is_here(self) -> bool:
+        """Whether this machine has the starting state on its disk."""
+        return self._here() is not None or snapshot_in(self.parent, self.state.root) is not None
+
+    def _here(self) -> SnapshotManifest | None:
+        return next((m for m in self.store.manifests() if m.step == 0 and is_start(m, self.state)), None)
+
+    def fetch(
+        self, swarm: Swarm, holders: tuple[bytes, ...], layout_digest: bytes, progress: Progress
+    ) -> SnapshotManifest:
+        """This peer's own manifest of the starting state, whose file is in the store then.
+
+        Every piece is checked against the genesis before it is kept. Raises NetworkError or Refusal.
+        """
+        start = self.state
+        wanted = Snapshot(start.step, start.root, start.total_bytes, holders)
+        elsewhere = snapshot_in(self.parent, start.root)
+        here = self._here()
+        if here is not None:
+            manifest = of_parent(here, start)
+        elif elsewhere is not None:
+            manifest = elsewhere[0]
+        else:
+            manifest = open_manifest(swarm.fetch(start.root, manifest_bytes(wanted), holders))
+        check_start(manifest, start, layout_digest)
+        own = of_fork(manifest, self.run_id)
+        fetch_pieces(swarm, self.store, own, holders, progress, None if elsewhere is None else elsewhere[1])
+        self.store.also_as(manifest)
+        return own
+
+    def check(self, digest_after: Callable[[int], bytes]) -> None:
+        """Raises Refusal unless the loaded state has the digest that the genesis names. `digest_after`: by the step."""
+        named, found = self.state.state_digest, digest_after(self.state.step)
+        if named and named != found:
+            text = f"the starting state has digest {found.hex()[:16]}, and the genesis says {named.hex()[:16]}"
+            raise Refusal(Reason.HASH_MISMATCH, text)

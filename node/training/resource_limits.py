@@ -1,0 +1,166 @@
+"""What the owner lends to the run: the parts of a peer that keep to the live settings, put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from node.blobs.blobs import WireBytes
+from node.blobs.flow import FlowDirection
+from node.blobs.payloads import Payloads
+from node.config import BYTES_A_MBIT, PeerSettings
+from node.data.shard_cache import Cache
+from node.donor import awake
+from node.donor.conditions import MachineFacts, State, states
+from node.donor.disk_shares import BYTES_A_GB, Kept, allowed
+from node.donor.gpu import GpuPrograms
+from node.donor.live import Applies, Live
+from node.donor.machine_facts import Machine
+from node.donor.month import Month
+from node.donor.owner_settings import CONDITIONS, LiveSettings
+from node.donor.owner_signature import named
+from node.donor.priority import Priority
+from node.donor.watch import ConditionWatch
+from node.model.room import limit
+from node.swarm.counters import Counters
+from node.training.loop import Trainer
+from node.training.recording import StepRecorder
+from node.training.throttle import Throttle
+from protos.errors import NetworkError
+from protos.owner import NOBODY
+
+NO_TRAINING = "an anchor does not train, so no condition pauses it; `swarmentum leave` ends it"
+SEVERAL = "this peer has several devices, so the setting counts from its start on: leave, and join again with it"
+
+
+class ResourceLimits:
+    """Of one peer, on its training thread. `device`: that it computes on. `alone`: it has one. `trains`: it is no anchor."""
+
+    def __init__(
+        self,
+        settings: PeerSettings,
+        public_key: bytes,
+        device: Callable[[], torch.device],
+        *,
+        alone: bool,
+        trains: bool,
+        log: Any,
+    ) -> None:
+        self._home, self._public_key, self._settings = settings.home, public_key, settings
+        fixed = {} if alone else {"threads": SEVERAL, "gpu_memory": SEVERAL}
+        fixed |= {} if trains else dict.fromkeys((*CONDITIONS, "gpu_memory"), NO_TRAINING)
+        applies: dict[str, Applies] = {"nice": Priority().set, "keep_awake": awake.check}
+        if trains:
+            applies["gpu_memory"] = lambda part: limit(device(), part)
+        self.live = Live(settings.home, settings, applies, fixed)
+        self.throttle = Throttle(lambda: self.live.values)
+        self.owner, claim = named(settings.home, public_key, self.live.values.owner)
+        for text in (*self.live.overruled(), *self.live.apply(), *filter(None, [claim])):
+            log.info(text)
+        self.throttle.refresh()
+        self.month = Month(settings.home, log)
+        self.counters = Counters(
+            wire=WireBytes(up=FlowDirection(self._rate("upload_mbit")), down=FlowDirection(self._rate("download_mbit")))
+        )
+        self._log = log
+        self._told_owner = NOBODY
+        self._disk_limited, self._relayed = False, 0
+        self._family = None if alone else os.getppid()
+        self._watch: ConditionWatch | None = None
+        self._awake = awake.Awake(log)
+
+    def watch(self, trainer: Trainer, payloads: Payloads, shelves: Sequence[Cache]) -> None:
+        """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways.
+
+        The disk's limit holds for the trainer's archive, for `payloads`, and for the text on the `shelves`."""
+        machine = Machine(GpuPrograms(bus_id_of(trainer.replica.device), self._family))
+        wire = self.counters.wire
+
+        def facts(settings: LiveSettings) -> MachineFacts:
+            found = machine.facts(settings)
+            relayed = self._relayed  # it came in and went out
+            self.month.count(found.month, wire.sent + relayed, wire.received + relayed)
+            return replace(found, uploaded=self.month.up, downloaded=self.month.down)
+
+        def hold(state: State | None, found: MachineFacts) -> None:
+            shut = {it.key for it in states(self.live.values, found) if not it.works}
+            wire.up.shut, wire.down.shut = "upload_gb" in shut, "download_gb" in shut
+            if not trainer.is_anchor:
+                trainer.wishes.hold("" if state is None else state.why)
+            self._name_owner(trainer)
+            self._limit_overlay(trainer)
+            self._limit_disk(trainer.archive, payloads, shelves)
+            self._awake.keep(self.live.values.keep_awake and not trainer.wishes.paused)
+
+        self._watch = ConditionWatch(self.live, facts, hold, self._log)
+        self._watch.start()
+
+    def _name_owner(self, trainer: Trainer) -> None:
+        """After `swarmentum set owner NAME`: the coordinator hears of it in the next report."""
+        owner, claim = named(self._home, self._public_key, self.live.values.owner)
+        if owner == self._told_owner:
+            return
+        with suppress(NetworkError):  # the network side is busy or closed: the next look tries again
+            trainer.swarm.name_owner(owner)
+            self.owner = self._told_owner = owner
+            self._log.info(claim or f"the owner is {owner if owner.name else 'not named any more'}")
+
+    def _limit_overlay(self, trainer: Trainer) -> None:
+        gb, rate = self.live.values.overlay_memory_gb, self._rate("relaying_mbit")()
+        with suppress(NetworkError):
+            self._relayed = trainer.swarm.limit_overlay(None if gb is None else int(gb * BYTES_A_GB), rate)
+
+    def _limit_disk(self, archive: StepRecorder | None, payloads: Payloads, shelves: Sequence[Cache]) -> None:
+        """Each store heeds its part of the disk at its next write, and the shelf at once."""
+        settings, disk_gb = self._settings, self.live.values.disk_gb
+        if disk_gb is None and not self._disk_limited:
+            return
+        self._disk_limited = disk_gb is not None
+        most = Kept(*(int(gb * BYTES_A_GB) for gb in (settings.archive_gb, settings.payloads_gb, settings.data_gb)))
+        most = most if archive is not None else replace(most, archive=0)
+        used = Kept(
+            0 if archive is None else archive.total_bytes,
+            payloads.total_bytes,
+            sum(shelf.total_bytes for shelf in shelves),
+        )
+        now = allowed(disk_gb, used, most)
+        payloads.bytes_max = now.payloads
+        if archive is not None:
+            archive.limit(now.archive)
+        for shelf in shelves:
+            shelf.limit(now.text // len(shelves))
+
+    def told(self) -> dict[str, Any]:
+        """For `me`: the month's bytes, and how many the owner gives."""
+        values, month = self.live.values, self.month
+        return {"up": month.up, "down": month.down, "upload_gb": values.upload_gb, "download_gb": values.download_gb}
+
+    def _rate(self, key: str) -> Callable[[], float | None]:
+        """Bytes a second, as they are set now."""
+
+        def rate() -> float | None:
+            mbit: float | None = getattr(self.live.values, key)
+            return None if mbit is None else mbit * BYTES_A_MBIT
+
+        return rate
+
+    def close(self) -> None:
+        """Look at the machine no more."""
+        if self._watch is not None:
+            self._watch.close()
+        self._awake.close()
+
+
+def bus_id_of(device: torch.device) -> str | None:
+    """The PCI bus id of a GPU, as NVML names it; None for other devices."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    card = torch.cuda.get_device_properties(device)
+    told: Any = card  # torch's stubs lack these names
+    domain, bus, slot = told.pci_domain_id, told.pci_bus_id, told.pci_device_id
+    return f"{domain:08x}:{bus:02x}:{slot:02x}.0"

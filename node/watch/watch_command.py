@@ -1,0 +1,205 @@
+"""`swarmentum watch <invite>`: follow a run from outside, check everything, print it live.
+
+The loop takes values from one bounded queue and gives them to the view. The loop prints the view's events. The values come
+from the overlay's process and the coordinator's reader. The loop needs neither source while the other serves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import signal
+import sys
+import time
+from typing import Any, TypeAlias
+
+from node.watch.reader import Away, Denied, LogPage, LogReader, WatchedRun
+from node.watch.screen import Scene, Screen, choose
+from node.watch.supervisor import Gossiped, Overlay, OverlayStatus
+from node.watch.watched_run import EntrySource, Event, Watch
+from protos.errors import NetworkError, OperatorError, SwarmentumError
+from protos.identity import peer_id
+from protos.invite import Invite
+from protos.signals import EXIT_INTERRUPTED
+
+INBOX_MAX = 1024
+PUT_SECONDS_MAX = 1.0
+WAKE_SECONDS = 0.25
+# The watcher gives up when neither the coordinator nor an overlay peer has answered for this long.
+PATIENCE_SECONDS = 60.0
+NEEDS_EXTRA = (
+    "swarmentum watch needs the extra: pip install '.[watch]' in the folder of the repository "
+    "(on Linux: gcc and libgmp-dev first)"
+)
+
+News: TypeAlias = Gossiped | OverlayStatus | WatchedRun | LogPage | Away | Denied
+
+
+def run(invite_link: str, *, as_json: bool, steps: int | None, seconds: float | None) -> int:
+    """Watch until the run is finished, `steps` entries were seen or `seconds` have passed: 0; on Ctrl-C: 130.
+
+    Raises an error after the summary. OperatorError: the link is wrong, or the extra is not installed. NetworkError: nothing
+    can be reached. RefusedError: the coordinator serves another run. DivergedError: the coordinator signed two histories.
+    """
+    invite = Invite.parse(invite_link)
+    if importlib.util.find_spec("libp2p") is None:
+        raise OperatorError(NEEDS_EXTRA)
+    scene = Scene(invite.run_name, Watch(invite.run_id, invite.coordinator_public_key))
+    try:
+        return _Follower(invite, scene, choose(scene, as_json=as_json)).run(steps, seconds)
+    except BrokenPipeError:  # the reader of this output has gone, so the watcher ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def topic_of(run_id: bytes) -> str:
+    """GossipSub topic of a run (docs/protocol.md)."""
+    return f"swarmentum/v1/{run_id.hex()}"
+
+
+class _Follower:
+    """The loop, and its state between two values."""
+
+    def __init__(self, invite: Invite, scene: Scene, screen: Screen) -> None:
+        self._invite, self._scene, self._screen = invite, scene, screen
+        self._watch = scene.watch
+        self._inbox: queue.Queue[News] = queue.Queue(INBOX_MAX)
+        self._overlay = Overlay(topic_of(invite.run_id), self._put)
+        self._reader = LogReader(invite, self._put)
+        self._asked: int | None = None
+        self._contact = time.monotonic()
+
+    def _put(self, news: News) -> bool:
+        try:
+            self._inbox.put(news, timeout=PUT_SECONDS_MAX)
+        except queue.Full:
+            return False
+        return True
+
+    def run(self, steps: int | None, seconds: float | None) -> int:
+        until = time.monotonic() + seconds if seconds is not None else None
+        why, code = "stopped", 1
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a supervisor's stop acts as Ctrl-C
+        self._overlay.dial(self._invite.bootstrap)
+        self._overlay.start()
+        self._reader.start()
+        try:
+            why, code = self._follow(steps, until), 0
+        except KeyboardInterrupt:
+            why, code = "interrupted", EXIT_INTERRUPTED
+        except SwarmentumError as error:
+            why, code = str(error), error.exit_code
+            raise
+        finally:
+            self._overlay.stop()
+            self._reader.stop()
+            self._screen.end(self._summary(why, code))
+        return code
+
+    def _follow(self, steps: int | None, until: float | None) -> str:
+        """Watch until there is nothing more to watch. Returns why it ended."""
+        while True:
+            if self._scene.total_steps is not None and self._watch.head[0] >= self._scene.total_steps:
+                return str(self._scene.end) if self._scene.end is not None else "the run is finished"
+            if steps is not None and self._watch.tally.entries_all >= steps:
+                return f"{steps} steps were seen"
+            self._screen.tick()
+            now = time.monotonic()
+            if until is not None and now >= until:
+                return "the time is over"
+            if now - self._contact > PATIENCE_SECONDS:
+                raise NetworkError(
+                    f"neither the coordinator nor an overlay peer answers for {PATIENCE_SECONDS:.0f} s "
+                    f"(coordinator: {self._scene.coordinator}; overlay: {self._scene.overlay.problem or 'no peers'})"
+                )
+            try:
+                news = self._inbox.get(timeout=WAKE_SECONDS)
+            except queue.Empty:
+                continue
+            for event in self._handle(news):
+                self._screen.show(event)
+            self._ask()
+
+    def _handle(self, news: News) -> list[Event]:
+        if isinstance(news, Gossiped):
+            self._contact = time.monotonic()
+            events = (
+                self._watch.receive(news.data) if news.data is not None else self._watch.refuse_oversized(news.size)
+            )
+            return events + (self._watch.anchor() if self._scene.coordinator.startswith("away") else [])
+        if isinstance(news, OverlayStatus):
+            self._handle_status(news)
+            return []
+        if isinstance(news, Denied):
+            raise news.error
+        if isinstance(news, Away):
+            return self._handle_away(news)
+        self._contact = time.monotonic()
+        self._asked = None  # the watcher may ask again for entries that the last page lacked
+        self._watch.told_head(news.head_step)
+        if isinstance(news, WatchedRun):
+            self._scene.coordinator = news.reason or "answers"
+            self._scene.end = news.end
+            self._scene.total_steps = news.total_steps if news.end or news.total_steps else news.config.clock.steps
+            self._overlay.dial(tuple(dict.fromkeys([*self._invite.bootstrap, *news.bootstrap])))
+            return self._watch.begin()
+        return [event for entry in news.entries for event in self._watch.receive_listed(entry)]
+
+    def _handle_status(self, status: OverlayStatus) -> None:
+        if status.fatal and "cannot be imported" in status.problem:
+            raise OperatorError(f"{NEEDS_EXTRA}; {status.problem}")
+        if status.peers:
+            self._contact = time.monotonic()
+        if status != self._scene.overlay:
+            self._scene.overlay = status
+            self._screen.overlay(status)
+
+    def _handle_away(self, away: Away) -> list[Event]:
+        if self._scene.coordinator == "asking" and not self._invite.bootstrap:
+            raise away.error  # nothing to start from
+        self._scene.coordinator = f"away ({away.error})"
+        return self._watch.anchor()
+
+    def _ask(self) -> None:
+        """Have the reader fetch missing entries: one request, until the reader has answered it."""
+        wanted = self._watch.wanted()
+        if wanted is not None and wanted != self._asked:
+            self._asked = wanted
+            self._reader.ask(wanted)
+
+    def _summary(self, why: str, code: int) -> dict[str, Any]:
+        watch, tally = self._watch, self._watch.tally
+        step, digest = watch.head
+        return {
+            "event": "summary",
+            "why": why,
+            "exit_code": code,
+            "run": watch.run_id.hex(),
+            "head_step": step,
+            "head_hash": digest.hex(),
+            "total_steps": self._scene.total_steps,
+            "anchored_at": watch.anchored_at,
+            "entries": tally.entries_all,
+            "entries_gossip": tally.entries[EntrySource.GOSSIP],
+            "entries_coordinator": tally.entries[EntrySource.COORDINATOR],
+            "announcements": tally.announcements,
+            "late": tally.late,
+            "repeated": tally.repeated,
+            "lost": self._overlay.lost,
+            "refused": {reason.value: count for reason, count in tally.refused.items()},
+            "overlay_peers": self._scene.overlay.peers,
+            "overlay_restarts": self._overlay.restarts,
+            "peers": [
+                {
+                    "peer": peer_id(key),
+                    "announced_step": row.announced_step,
+                    "payload_bytes": row.payload_bytes,
+                    "payload_bytes_accepted": row.payload_bytes_accepted,
+                    "votes_accepted": row.votes_accepted,
+                    "loss": row.loss,
+                    "late": row.late,
+                }
+                for key, row in watch.peers.items()
+            ],
+        }
