@@ -77,7 +77,8 @@ class Own:
         if named and mine.digest() != named:
             raise ModelError(
                 f"model: its parameters have layout {mine.digest().hex()[:DIGITS_SHOWN]}, and the run's have "
-                f"{named.hex()[:DIGITS_SHOWN]}{_difference(mine, theirs)}. Names, shapes and their order have to be the run's"
+                f"{named.hex()[:DIGITS_SHOWN]}{_difference(mine, theirs)}. "
+                "Names, shapes, their order and which are tables (nn.Embedding) have to be the run's"
             )
         if start is not None:
             first = dict(start.named_parameters())

@@ -1,7 +1,8 @@
 """A program that trains with a model class and a loop of its own: `python -m tests.system.own_loop_peer LINK HOME HOW`.
 
 Names and shapes are those of tests/system/tiny.py, and the code is not: the model takes the tokens in another way, and the loop
-has its own loss. HOW: `on` goes on for ever; `leaves` takes three rounds and leaves; `ends` ends the program without a word.
+has its own loss. HOW: `on` goes on for ever; `leaves` takes three rounds and leaves; `ends` has
+data of its own, so it allows none of the run's, and ends the program after three rounds without a word.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ def main(link: str, home: str, how: str) -> None:
     torch.manual_seed(999)  # no state of the run
     torch.set_num_threads(1)
     model = Own()
-    peer = swarmentum.join(link, model, home=home, listen="127.0.0.1:0", threads=1, allow_data=True)
+    own_data = how == "ends"
+    peer = swarmentum.join(
+        link, model, home=home, own_data=own_data, allow_data=not own_data, listen="127.0.0.1:0", threads=1
+    )
     for rounds, share in enumerate(peer, 1):
         loss = 0.0
-        for rows in share.batches(4):
+        batches = [torch.randint(0, 256, (share.samples, 33))] if own_data else share.batches(4)
+        for rows in batches:
             part = model.nats(rows) * len(rows) / share.samples
             part.backward()
             loss += part.item()

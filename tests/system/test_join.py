@@ -43,7 +43,7 @@ class Program:
 
     def __init__(self, swarm: swarmentum.Local, name: str, how: str) -> None:
         self.log = swarm.folder / "logs" / f"{name}.log"
-        environment = {**os.environ, **SURROUNDINGS, "SWARMENTUM_ALLOW_CODE": "false"}
+        environment = {**os.environ, **SURROUNDINGS, "SWARMENTUM_ALLOW_CODE": "false", "SWARMENTUM_ALLOW_DATA": "false"}
         self._file = self.log.open("a")
         self.child = subprocess.Popen(
             [sys.executable, "-m", "tests.system.own_loop_peer", swarm.link, str(swarm.folder / name), how],
@@ -140,7 +140,7 @@ class Wider(nn.Module):
             {"allow_code": True},
             r"layout \w{16}, and the run's have \w{16}: hidden\.weight \(65, 128\) stands where the run has",
         ),
-        ({}, r"layout \w{16}, and the run's have \w{16}\. Names, shapes and their order"),
+        ({}, r"layout \w{16}, and the run's have \w{16}\. Names, shapes, their order"),
         ({"allow_data": False}, "join with --allow-data"),
         ({"groupsize": 8}, "groupsize"),
         ({"device": "cpu"}, "device: the model that you give, and your loop, decide this"),

@@ -1,0 +1,69 @@
+"""What a run asks of a program with its own model and loop, and which models it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from node.building import Own, own_start
+from node.model.spec import ModelError, ModelSpec
+from node.optim.layout import Layout
+from node.training.handover import Handover
+from protos.errors import OperatorError
+from protos.run_config import RunConfig
+from tests.system.tiny import TwoTokens
+
+FACTORY = "tests.system.tiny:model"
+RUN = bytes(32)
+
+
+def config(**sections: object) -> RunConfig:
+    return RunConfig.model_validate({"model": {"factory": FACTORY}, "admission": {"mode": "invite"}, **sections})
+
+
+def own(model: nn.Module | None = None, *, reads: bool = True) -> Own:
+    return Own(Handover(model or TwoTokens(64)), reads)
+
+
+def test_a_programs_model_needs_no_code_of_the_run() -> None:
+    assert own().asks(config()).model.factory is None
+
+
+def test_a_run_that_checks_votes_refuses_data_of_a_programs_own() -> None:
+    checked = config(trust={"enabled": True}, clock={"min_peers": 3, "batch_samples": 64})
+    assert own().asks(checked).trust.enabled
+    with pytest.raises(OperatorError, match=r"own_data=True: it would be excluded"):
+        own(reads=False).asks(checked)
+
+
+def test_the_first_state_is_the_runs_or_an_agreed_one() -> None:
+    spec, run = ModelSpec(factory=FACTORY), config()
+    start = own_start(spec, run, 256, begun=False, allow_code=True)
+    assert start is not None
+    model = TwoTokens(64)
+    replica = own(model).replica(start, run, 128, RUN, bytes(32), Layout.of(start).digest())
+    assert replica.knows_start
+    for mine, theirs in zip(model.parameters(), start.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert own_start(spec, run, 256, begun=True, allow_code=False) is None
+    assert not own().replica(None, run, 128, RUN, bytes(32), b"").knows_start
+    with pytest.raises(
+        OperatorError, match=r"no agreed state yet, and its first one comes from the code 'tests\.system"
+    ):
+        own_start(spec, run, 256, begun=False, allow_code=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (TwoTokens(32), r"embedding\.weight \(256, 32\) table stands where the run has embedding\.weight \(256, 64\)"),
+        (nn.Sequential(nn.Embedding(256, 64)), r"0\.weight \(256, 64\) table stands where the run has"),
+        (TwoTokens(64).double(), r"'embedding\.weight' is torch\.float64 on cpu; expected torch\.float32"),
+        (nn.ModuleList([TwoTokens(64), nn.Linear(2, 2)]), r"0\.embedding\.weight"),
+    ],
+)
+def test_another_layout_is_refused_with_the_first_difference(model: nn.Module, said: str) -> None:
+    start = TwoTokens(64)
+    with pytest.raises(ModelError, match=said):
+        own(model).replica(start, config(), 128, RUN, bytes(32), Layout.of(start).digest())
