@@ -20,7 +20,7 @@ from node.training.maker import GradientMaker, NoVotes
 from node.training.replica import Replica
 from protos.assignment import Range
 from protos.errors import OperatorError
-from protos.optimizer_config import LocalConfig, OptimizerConfig
+from protos.optimizer_config import LocalStepsConfig, OptimizerConfig
 from tests.system.tiny import TwoTokens
 
 RUN = bytes(32)
@@ -39,7 +39,7 @@ def model() -> TwoTokens:
 
 
 def replica(maker: Callable[[TwoTokens], GradientMaker] | None, local_steps: int = 1) -> Replica:
-    local = LocalConfig(steps=local_steps)
+    local = LocalStepsConfig(steps=local_steps)
     optimizer = OptimizerConfig() if local_steps == 1 else OptimizerConfig(recipe="diloco-demo", local=local)
     made = model()
     return Replica(RUN, made, optimizer, optimizer.vote_size, maker=None if maker is None else maker(made))
