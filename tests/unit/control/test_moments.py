@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from node.control.moments import seconds_of
-from node.control.wishes import Wishes
+from node.control.owner_requests import OwnerRequests
 from protos.errors import OperatorError
 
 NOON = datetime(2026, 11, 26, 12, 0, 30)  # noqa: DTZ001 - a clock on a wall
@@ -50,7 +50,7 @@ def test_what_is_neither_is_refused_with_an_example(length: str | None, until: s
 
 def test_a_pause_ends_by_itself_and_the_last_command_counts() -> None:
     now = 100.0
-    wishes = Wishes(lambda: now)
+    wishes = OwnerRequests(lambda: now)
     assert (wishes.paused, wishes.pause_seconds_left) == (False, 0)
     wishes.pause(seconds=60)
     assert (wishes.paused, wishes.by_owner, wishes.pause_seconds_left, wishes.words()) == (
