@@ -75,11 +75,11 @@ class Program:
 
 
 def steps_of(swarm: swarmentum.Local, name: str) -> list[dict[str, Any]]:
-    from node.commands.here import Here
+    from node.commands.here import LocalProcesses
     from node.commands.processes import Processes
     from protos.invite import Invite
 
-    return Here(Processes(swarm.folder / "logs"), swarm.folder).steps(name, Invite.parse(swarm.link).run_id)
+    return LocalProcesses(Processes(swarm.folder / "logs"), swarm.folder).steps(name, Invite.parse(swarm.link).run_id)
 
 
 def test_both_hold_one_state_and_a_killed_program_comes_back_where_it_was(swarm: swarmentum.Local) -> None:
@@ -108,6 +108,7 @@ def test_both_hold_one_state_and_a_killed_program_comes_back_where_it_was(swarm:
     assert swarm.verify().ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["leaves", "ends"])
 def test_a_program_that_leaves_saves_its_momentum(swarm: swarmentum.Local, how: str) -> None:
     """With `close`, and when the program ends without it."""
@@ -154,6 +155,7 @@ def test_what_does_not_fit_the_run_is_said_in_words(
         swarmentum.join(swarm.link, Wider(), **words)
 
 
+@pytest.mark.nightly
 def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 40
     (tmp_path / EXAMPLE.name).write_text(EXAMPLE.read_text())

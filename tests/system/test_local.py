@@ -73,6 +73,7 @@ def test_a_swarm_in_one_cell_loses_a_peer_gets_it_back_and_all_states_agree(tmp_
     swarm.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_a_run_that_ends_ends_the_wait() -> None:
     with swarmentum.local(peers=1, run=RUN | {"clock": {"steps": 3, "batch_samples": 2}}) as swarm:
@@ -96,6 +97,7 @@ print(made[0].folder, flush=True)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["the program is killed", "the program ends"])
 def test_nothing_outlives_its_program(end: str) -> None:

@@ -14,6 +14,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 WORDS_MAX = 500
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.long
 @pytest.mark.timeout(600)

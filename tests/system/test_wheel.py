@@ -73,6 +73,7 @@ def test_a_program_imports_the_package(bare: Path, tmp_path: Path) -> None:
     assert all(Path(file).is_relative_to(bare.parents[1]) for file in found[:2]), "the checkout was imported instead"
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_a_program_sees_its_types(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
