@@ -1,6 +1,6 @@
 """The thread that looks whether the owner's conditions let the peer work, and pauses it or lets it go on. ADR 35.
 
-It decides nothing (`conditions.py` does). The owner's own pause is another value of `OwnerRequests`, which this thread does not touch.
+It decides nothing (`conditions.py` does). The owner's own pause is another value of `OwnerRequests`, and stays as it is.
 """
 
 from __future__ import annotations

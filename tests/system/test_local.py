@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from pathlib import Path
@@ -133,19 +134,25 @@ def test_nothing_outlives_its_program(end: str) -> None:
         ({"folder": ROOT}, "is not empty"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_starts(given: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_said_before_anything_starts(
+    given: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests have swarms of their own
     with pytest.raises(swarmentum.OperatorError) as error:
         swarmentum.local(**given)
     assert said in str(error.value)
-    assert processes_with("swarmentum-local-") == []
+    assert processes_with(str(tmp_path)) == []
 
 
-def test_a_run_that_cannot_be_made_ends_with_the_words_of_the_log(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_made_ends_with_the_words_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     file = tmp_path / "run.toml"
     file.write_text('[model]\nfactory = "tests.system.nothing:here"\n')
     with pytest.raises(swarmentum.OperatorError, match=r"create did not start(.|\n)*tests\.system\.nothing"):
         swarmentum.local(peers=1, run=file)
-    assert processes_with("swarmentum-local-") == []
+    assert processes_with(str(tmp_path)) == []
 
 
 def test_a_child_outlives_the_thread_that_asked_for_it_and_not_a_kill(tmp_path: Path) -> None:
