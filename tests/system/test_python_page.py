@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ WORDS_MAX = 500
 @pytest.mark.system
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_the_page_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.S | re.M)
     assert len(blocks) == 3
     names: dict[str, object] = {}
@@ -32,7 +36,7 @@ def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert "http://127.0.0.1:" in told
     assert len(re.findall(r"^12D3Koo\w+ \d+ \d+$", told, flags=re.M)) == 3
-    assert processes_with("swarmentum-local-") == []
+    assert processes_with(str(tmp_path)) == []
 
 
 def test_the_page_is_short_and_names_only_what_there_is() -> None:
