@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -33,7 +32,6 @@ NEAR: Final = 0.7
 NEAR_SHOWN_MAX: Final = 3
 ROUNDS_MAX: Final = 5
 """Checks of what is left of a file: a layer of rules for each, and one more."""
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TABLE = re.compile(r"^\[\[?([^\]=]+)\]\]?\s*(#.*)?$")
 
 
@@ -259,41 +257,3 @@ def line_of(text: str, loc: Place) -> int:
         if key and full in (".".join(names), ".".join(names[: full.count(".") + 1])):
             return number
     return best
-
-
-def text_of(values: Mapping[str, Any]) -> str:
-    """The TOML of settings by section. Raises OperatorError for a value that TOML has no word for, such as None."""
-    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
-    parts = ["".join(f"{_key(key)} = {_value(value, key)}\n" for key, value in plain.items())]
-    for section, inside in values.items():
-        if isinstance(inside, Mapping):
-            lines = [f"{_key(key)} = {_value(value, f'{section}.{key}')}\n" for key, value in inside.items()]
-            parts.append(f"[{_key(section)}]\n{''.join(lines)}")
-    return "\n".join(part for part in parts if part)
-
-
-def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _string(name)
-
-
-def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
-
-
-def _value(value: Any, place: str) -> str:
-    match value:
-        case str():
-            return _string(value)
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case list() | tuple():
-            return f"[{', '.join(_value(item, f'{place}[{index}]') for index, item in enumerate(value))}]"
-        case Mapping():
-            pairs = [f"{_key(key)} = {_value(item, f'{place}.{key}')}" for key, item in value.items()]
-            return f"{{{', '.join(pairs)}}}"
-    raise OperatorError(
-        f"{place}: TOML has no {type(value).__name__} (given: {_cut(value)}); leave the key out, or give a number, text, "
-        "a list or a table"
-    )

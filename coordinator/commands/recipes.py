@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+import tomli_w
+
 from protos.errors import OperatorError
 
 PART_OF_PEAK: Final = 0.35
@@ -64,16 +66,13 @@ def run_toml(name: str) -> str:
     if name not in RECIPES:
         raise OperatorError(f"--for {name}: expected one of {', '.join(RECIPES)}")
     it = RECIPES[name]
-    model = "\n".join(f"{key} = {_toml(value)}" for key, value in it.config.items())
     tokens = it.steps * it.batch_samples * it.context / 1e9
     return f"""# {name}: {tokens:.0f} billion tokens. Nobody has trained it with Swarmentum yet:
 # rate, batch and schedule are a start, not a result.
 # `swarmentum-coordinator run check FILE` prints what it takes of each peer: memory, disk, traffic, days.
 name = "{name}"
 
-[model.config]
-{model}
-
+{tomli_w.dumps({"model": {"config": it.config}})}
 [data]
 # Make the shards once: swarmentum data build TEXT --out shards --tokenizer {it.tokenizer}
 # Then put them on the web, and write their address and the sha256 that was printed here.
@@ -95,10 +94,6 @@ snapshot_every = 100
 [evaluation]
 every = 100
 """
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def tokens_a_second(parameters: int, peak_flops: float) -> float:

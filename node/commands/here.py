@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from node.commands.processes import Processes
 COORDINATOR, RELAY, ANCHOR = "coordinator", "relay", "anchor"
 NO_PAGE = "none"
 LOOPBACK = "127.0.0.1:0"
+END_BYTES = 1 << 14
+"""Of a file of steps: more than a few lines."""
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 """For runs that name nothing of the hub: no library asks there."""
 
@@ -77,6 +80,26 @@ class LocalProcesses:
 
     def steps(self, name: str, run_id: bytes) -> list[dict[str, Any]]:
         """What a peer wrote about its steps so far (whole lines)."""
-        path = self.run_folder(name, run_id) / "steps.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return _lines(self._steps_file(name, run_id))
+
+    def last_step(self, name: str, run_id: bytes) -> int:
+        """The last step that a peer wrote about; 0 before the first. Reads the end of the file alone."""
+        steps = _lines(self._steps_file(name, run_id), END_BYTES)
+        return int(steps[-1]["step"]) if steps else 0
+
+    def _steps_file(self, name: str, run_id: bytes) -> Path:
+        return self.run_folder(name, run_id) / "steps.jsonl"
+
+
+def _lines(path: Path, end: int | None = None) -> list[dict[str, Any]]:
+    """The whole lines of a file, or of its last `end` bytes; none if there is no file."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        if end is not None and (first := file.seek(0, os.SEEK_END) - end) > 0:
+            file.seek(first)
+            file.readline()  # the end of a line
+        else:
+            file.seek(0)
+        data = file.read()
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]

@@ -130,6 +130,7 @@ def test_nothing_outlives_its_program(end: str) -> None:
         ({"peers": 0}, "peers=0: a swarm on one machine has 1 to 32 peers"),
         ({"run": {"clock": {"steps": 0}}}, "run has wrong settings:\nclock.steps: "),
         ({"run": {"clock": {"stepps": 5}}}, "clock.stepps"),
+        ({"run": {"optimizer": {"clip_norm": None}}}, "optimizer.clip_norm"),
         ({"run": "no-such-run.toml"}, "no-such-run.toml"),
         ({"folder": ROOT}, "is not empty"),
     ],

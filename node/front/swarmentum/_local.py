@@ -17,6 +17,7 @@ from subprocess import Popen
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
 from pydantic import ValidationError
 
 from node.commands.here import ANCHOR, COORDINATOR, LOOPBACK, OFFLINE, RELAY, LocalProcesses
@@ -215,8 +216,7 @@ class Local:
         return all(self._last(name) >= step for name in alive)
 
     def _last(self, name: str) -> int:
-        steps = self.steps(name)
-        return int(steps[-1]["step"]) if steps else 0
+        return self._here.last_step(name, self._invite.run_id)
 
     def _where(self) -> str:
         peers = ", ".join(f"{name} is at step {self._last(name)}" for name in self._children)
@@ -256,10 +256,10 @@ def _config(run: Mapping[str, Any] | str | os.PathLike[str] | None, peers: int) 
 
 def _toml(config: RunConfig, relay: str) -> str:
     """The settings that were given, with the relay as one more place to start from."""
-    values: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True)
+    values: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     overlay = values.setdefault("overlay", {})
     overlay["bootstrap"] = [*overlay.get("bootstrap", []), relay]
-    return toml_file.text_of(values)
+    return tomli_w.dumps(values)
 
 
 def _folder(folder: Path | None) -> Path:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protos import toml_file
 from protos.errors import OperatorError
@@ -46,25 +42,3 @@ def test_a_text_that_is_a_bomb_costs_little_and_gets_a_short_answer(tmp_path: Pa
     assert words in said
     assert len(said) < 30_000
     assert time.monotonic() - began < SECONDS_MAX
-
-
-KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-PLAIN = st.one_of(
-    st.booleans(),
-    st.integers(-(1 << 63), (1 << 63) - 1),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.text(st.characters(exclude_categories=["Cs"])),
-)
-VALUES = st.recursive(PLAIN, lambda inside: st.lists(inside, max_size=3) | st.dictionaries(KEYS, inside, max_size=3))
-
-
-@given(st.dictionaries(KEYS, VALUES, max_size=5))
-def test_what_is_written_is_read_again(values: dict[str, Any]) -> None:
-    assert tomllib.loads(toml_file.text_of(values)) == values
-
-
-def test_a_value_without_a_word_in_toml_is_named() -> None:
-    with pytest.raises(
-        OperatorError, match=r"^optimizer\.clip_norm: TOML has no NoneType \(given: None\); leave the key"
-    ):
-        toml_file.text_of({"optimizer": {"clip_norm": None}})
