@@ -155,6 +155,11 @@ def _other_settings(saved: set[str], here: set[str]) -> str:
     )
     if not all(name in _NAMES or name.startswith(("base_", "local_")) for name in saved):
         return others
+    whole, factored = "second" in saved and "second_rows" in here, "second_rows" in saved and "second" in here
+    if whole or factored:
+        kinds = ("whole", "factored") if whole else ("factored", "whole")
+        return f"the saved second moment is {kinds[0]}, and this optimizer's is {kinds[1]}: set second_moment as it was"
+    saved, here = ({"second" if name == "second_rows" else name for name in names} for names in (saved, here))
     for name, what, setting in (
         ("second", "second moment", "beta2"),
         ("nesterov", "Nesterov momentum", "nesterov"),

@@ -9,7 +9,7 @@ together.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -18,10 +18,15 @@ from torch import Tensor
 from node.optim.dtensor import is_dtensor
 
 Kind: TypeAlias = Literal["whole", "factored"]
+MeanSquares: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+Scale: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 
 EPSILON = 1e-16
 """The number under the root, added to a square. Adam adds 1e-8 to the root instead. Under the root, a processor's instruction
 for an inverse root serves. The difference matters only for gradients of about 1e-8."""
+
+SQUARE_MAX = 1e30
+"""Of a mean of squares: a sum of larger ones may be more than fp32 has, and would stay infinite for ever."""
 
 
 class Moment(Protocol):
@@ -107,11 +112,12 @@ class SecondMoment:
 class FactoredMoment:
     """The same, with the means over rows and over columns of v in place of v: `v = rows * columns / mean(rows)`.
 
-    A tensor of more than two dimensions counts as a matrix [first, all others]. A vector keeps its squares.
+    A tensor of more than two dimensions counts as a matrix [first, all others]. A vector keeps its squares. `compiled`: as of
+    `SecondMoment`.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], beta2: float) -> None:
-        self.beta2 = beta2
+    def __init__(self, parameters: Sequence[Tensor], beta2: float, *, compiled: bool = False) -> None:
+        self.beta2, self._compiled = beta2, compiled
         self.counts = [0] * len(parameters)
         flat = [_matrix(parameter) for parameter in parameters]
         self.rows = [matrix.new_zeros(matrix.shape[0]) for matrix in flat]
@@ -125,12 +131,20 @@ class FactoredMoment:
                 continue
             self.counts[index] += 1
             own, rows, columns = _matrix(gradient), self.rows[index], self.columns[index]
-            _mean_squares(own, 1, rows, self.beta2)
-            _mean_squares(own, 0, columns, self.beta2)
+            mean_squares, scale = self._kernels(own)
+            for kept, mean in zip((rows, columns), mean_squares(own), strict=True):
+                kept.mul_(self.beta2).add_(mean.clamp_(max=SQUARE_MAX), alpha=1 - self.beta2)
             part = 1 - self.beta2 ** self.counts[index]
             # the three roots apart: the product of two means of squares may be below what fp32 has
-            own.mul_((rows / part + EPSILON).rsqrt_()[:, None])
-            own.mul_((columns / part + EPSILON).rsqrt_().mul_((rows.mean() / part + EPSILON).sqrt_()))
+            root = (rows.mean() / part + EPSILON).sqrt_()
+            scale(own, (rows / part + EPSILON).rsqrt_(), (columns / part + EPSILON).rsqrt_().mul_(root))
+
+    def _kernels(self, own: Tensor) -> tuple[MeanSquares, Scale]:
+        if self._compiled and own.is_contiguous() and own.dtype == torch.float32:
+            from node.optim.backends.numba import moment
+
+            return moment.mean_squares, moment.scale
+        return _mean_squares, _scale
 
     def by_tensor(self) -> list[dict[str, Tensor]]:
         """See `Moment.by_tensor`."""
@@ -164,10 +178,17 @@ def _matrix(tensor: Tensor) -> Tensor:
     return own.view(rows, own.numel() // max(rows, 1))
 
 
-def _mean_squares(matrix: Tensor, over: int, mean: Tensor, beta2: float) -> None:
-    """`mean = beta2 * mean + (1 - beta2) * (the mean of squares over a dimension)`, without a matrix of squares."""
-    norms = torch.linalg.vector_norm(matrix, dim=over)
-    mean.mul_(beta2).addcmul_(norms, norms, value=(1 - beta2) / matrix.shape[over])
+def _mean_squares(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The means of the squares over each row, and over each column, without a matrix of squares."""
+    over_rows, over_columns = (
+        torch.linalg.vector_norm(matrix, dim=over).square_() / matrix.shape[over] for over in (1, 0)
+    )
+    return over_rows, over_columns
+
+
+def _scale(matrix: Tensor, rows: Tensor, columns: Tensor) -> None:
+    """`matrix *= rows[:, None] * columns` in place."""
+    matrix.mul_(rows[:, None]).mul_(columns)
 
 
 def _both(state: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
@@ -188,7 +209,7 @@ def _check_same(saved: Sequence[object], here: Sequence[object]) -> None:
 def made(parameters: Sequence[Tensor], beta2: float, kind: Kind, *, compiled: bool = False) -> Moment:
     """A second moment of zeros."""
     if kind == "factored":
-        return FactoredMoment(parameters, beta2)
+        return FactoredMoment(parameters, beta2, compiled=compiled)
     return SecondMoment(parameters, beta2, compiled=compiled)
 
 

@@ -10,6 +10,7 @@ import torch
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.second_moment import FactoredMoment, Moment, SecondMoment, whole_squares
+from node.optim.torch_optimizer import DeMoOptimizer
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -76,9 +77,16 @@ def test_a_state_with_it_does_not_fit_one_without() -> None:
 SHAPES = (30, 7), (4, 3, 2, 5), (11,), ()
 
 
-def both() -> tuple[SecondMoment, FactoredMoment]:
+@pytest.fixture(params=[False, True], ids=["torch", "numba"])
+def compiled(request: pytest.FixtureRequest) -> bool:
+    if request.param:
+        pytest.importorskip("numba")
+    return bool(request.param)
+
+
+def both(compiled: bool = False) -> tuple[SecondMoment, FactoredMoment]:
     zeros = [torch.zeros(shape) for shape in SHAPES]
-    return SecondMoment(zeros, 0.95), FactoredMoment(zeros, 0.95)
+    return SecondMoment(zeros, 0.95, compiled=compiled), FactoredMoment(zeros, 0.95, compiled=compiled)
 
 
 def divided(moment: Moment, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -87,9 +95,9 @@ def divided(moment: Moment, gradients: Sequence[torch.Tensor | None]) -> list[to
     return own
 
 
-def test_a_factored_one_is_the_whole_one_where_squares_are_a_product() -> None:
+def test_a_factored_one_is_the_whole_one_where_squares_are_a_product(compiled: bool) -> None:
     """Its approximation is rank one: of such squares, of vectors and of scalars it loses nothing."""
-    whole, factored = both()
+    whole, factored = both(compiled)
     signs = torch.Generator().manual_seed(3)
     for scale in (1.0, 100.0, 1e-12, 3.0):
         gradients = []
@@ -104,8 +112,8 @@ def test_a_factored_one_is_the_whole_one_where_squares_are_a_product() -> None:
     assert whole.counts == factored.counts == [4] * len(SHAPES)
 
 
-def test_rows_and_tensors_without_a_gradient_stay_zero_and_start_late() -> None:
-    _, factored = both()
+def test_rows_and_tensors_without_a_gradient_stay_zero_and_start_late(compiled: bool) -> None:
+    _, factored = both(compiled)
     gradient = torch.randn(30, 7, generator=torch.Generator().manual_seed(1))
     gradient[4:] = 0
     found = divided(factored, [gradient, None, torch.zeros(11), torch.tensor(0.0)])
@@ -158,3 +166,58 @@ def test_a_factored_one_goes_before_every_backend(backend: str, monkeypatch: pyt
         assert given.propose(lr).payload == plain.propose(lr).payload
         given.settle(True)
         plain.settle(True)
+
+
+def test_one_huge_gradient_does_not_end_a_factored_one(compiled: bool) -> None:
+    """The sum of its squares is more than fp32 has: kept, it would make every later gradient zero."""
+    factored = FactoredMoment([torch.zeros(64, 4096)], 0.5, compiled=compiled)
+    normal = torch.ones(64, 4096)
+    assert divided(factored, [normal * 1e18])[0].isfinite().all()  # type: ignore[union-attr]
+    for _ in range(110):
+        found = divided(factored, [normal])[0]
+    assert torch.allclose(found, normal, rtol=0.01)  # type: ignore[arg-type]
+
+
+def test_threads_and_ranges_change_no_bit_of_a_compiled_factored_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = pytest.importorskip("node.optim.backends.numba.moment")
+    monkeypatch.setattr(moment, "RANGE_ELEMENTS", 50)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            factored = FactoredMoment([torch.zeros(31, 9)], 0.9, compiled=True)
+            for seed in range(3):
+                last = divided(factored, [torch.randn(31, 9, generator=torch.Generator().manual_seed(seed))])
+            found.append([*last, *factored.rows, *factored.columns])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_an_optimizer_goes_on_bit_for_bit_with_a_factored_one_and_says_what_does_not_fit() -> None:
+    model = torch.nn.Linear(70, 80)
+
+    def made(**given: object) -> DeMoOptimizer:
+        return DeMoOptimizer(model, lr=0.01, alone=True, **{"second_moment": "factored", **given})  # type: ignore[arg-type]
+
+    def step(optimizer: DeMoOptimizer, seed: int) -> torch.Tensor:
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+        optimizer.step()
+        return model.weight.detach().clone()
+
+    first = made()
+    step(first, 1)
+    kept, weights = first.state_dict(), {name: it.clone() for name, it in model.state_dict().items()}
+    assert "second" not in kept["state"][0]
+    wanted = step(first, 2)
+    model.load_state_dict(weights)
+    second = made()
+    second.load_state_dict(kept)
+    assert torch.equal(step(second, 2), wanted)
+    for given, words in (
+        ({"second_moment": "whole"}, "moment is factored, and this optimizer's is whole: set second_moment as it was"),
+        ({"beta2": 0.0}, "has a second moment, and this optimizer has no second moment: set beta2 as it was"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            made(**given).load_state_dict(kept)
