@@ -13,8 +13,8 @@ import tomli_w
 from protos.errors import OperatorError
 
 PART_OF_PEAK: Final = 0.35
-"""Of a card's peak: what well-tuned training of small language models reaches on one card (nanoGPT and torchtitan report 0.3 to
-0.5 of an A100's). The share on home cards is not measured here."""
+"""Of a card's peak. Large runs of language models report 0.21 to 0.46 of their chips' (arXiv 2204.02311, table 3). The part on
+home cards is not measured here."""
 OPERATIONS_A_PARAMETER: Final = 6
 """Of one token: two in the forward pass, four in the backward pass (arXiv 2001.08361, table 1)."""
 PEAK_FLOPS: Final = {"RTX 3060": 25.6e12, "RTX 3090": 71e12, "RTX 4090": 165e12, "H100": 989e12}
@@ -74,6 +74,7 @@ name = "{name}"
 
 {tomli_w.dumps({"model": {"config": it.config}})}
 [data]
+# If the hub gates the tokenizer, each machine needs `hf auth login` first, or a copy: tokenizer = "PATH/tokenizer.json".
 # Make the shards once: swarmentum data build TEXT --out shards --tokenizer {it.tokenizer}
 # Then put them on the web, and write their address and the sha256 that was printed here.
 source = "shards"

@@ -18,7 +18,7 @@ from node.admission.consent import TokenizerSource, place_of
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.model.room import main_memory, room_of
-from node.model.size import activation_bytes, size_of
+from node.model.size import ModelSize, activation_bytes, size_of
 from node.model.spec import ModelSpec
 from node.optim.second_moment import Kind
 from node.training import need as needs
@@ -59,18 +59,33 @@ class Fitted:
         return "" if self.micro_batch and self.disk_fits else self.why if not self.micro_batch else self.disk
 
 
-def need_of_run(
-    config: RunConfig, settings: PeerSettings, *, trains: bool = True, ranks: int = 1, second: Kind = WHOLE
-) -> Need | None:
-    """What a run needs of a peer with these settings; None if its size cannot be counted. Raises ModelError."""
+@dataclass(frozen=True)
+class Counted:
+    """A run's model as shapes tell it: counted once, for whatever a peer makes of it."""
+
+    size: ModelSize
+    sample: int | None
+    """Activation bytes of one sample; None: not known."""
+
+    def need(self, config: RunConfig, *, trains: bool = True, ranks: int = 1, second: Kind = WHOLE) -> Need:
+        """What the run needs of a peer."""
+        return needs.need_of(self.size, config.optimizer, self.sample, trains=trains, ranks=ranks, second=second)
+
+
+def counted(config: RunConfig, settings: PeerSettings, *, trains: bool = True, ranks: int = 1) -> Counted | None:
+    """The model of a run for a peer with these settings; None if its size cannot be counted. Raises ModelError."""
     spec = spec_of(config)
     size = size_of(spec)
     if size is None:
         return None
-    sample = None
-    if trains and ranks == 1:  # the ranks of a peer share the activations in ways of their own
-        sample = activation_bytes(spec, config.data.context, checkpointing=settings.activation_checkpointing)
-    return needs.need_of(size, config.optimizer, sample, trains=trains, ranks=ranks, second=second)
+    # the ranks of a peer share the activations in ways of their own
+    return Counted(size, sample_bytes(spec, config, settings) if trains and ranks == 1 else None)
+
+
+def sample_bytes(spec: ModelSpec, config: RunConfig, settings: PeerSettings) -> int | None:
+    """Activation bytes of one sample; None: not known."""
+    how = {"checkpointing": settings.activation_checkpointing, "compiled": settings.compile}
+    return activation_bytes(spec, config.data.context, **how)
 
 
 def kinds_of(config: RunConfig, settings: PeerSettings, ranks: int = 1) -> tuple[Kind, ...]:
@@ -99,13 +114,13 @@ def fitted(
 
     `folder`: of the run on this machine. `stores`: the peer stores snapshots for others, as all do but an export.
     """
-    found: Fitted | None = None
-    for second in kinds_of(config, settings, ranks):
-        need = need_of_run(config, settings, trains=trains, ranks=ranks, second=second)
-        if need is None:
-            return None
-        found = _verdict(replace(need, stores=stores), config, settings, folder, device, second)
-        if not found.refused:
+    model = counted(config, settings, trains=trains, ranks=ranks)
+    if model is None:
+        return None
+    for second in (kinds := kinds_of(config, settings, ranks)):
+        need = replace(model.need(config, trains=trains, ranks=ranks, second=second), stores=stores)
+        found = _verdict(need, config, settings, folder, device, second)
+        if not found.refused or second == kinds[-1]:
             break
     return found
 
@@ -123,6 +138,8 @@ def _verdict(
     )
     if size and second == "factored":
         why += ", memory small"
+    if not size and settings.memory == "full" and config.optimizer.beta2:
+        why += ", or set memory to auto"
     main = main_memory()
     if size and main is not None:
         built, reason = needs.building(need, main)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.admission.consent import check_code
-from node.admission.fit import kinds_of, need_of_run
+from node.admission.fit import counted, kinds_of, sample_bytes, spec_of
 from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
 from node.export.first_look import tried
@@ -130,17 +130,16 @@ def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts
     size = config.optimizer.vote_size
     votes, payload = form.votes(layout.chunks, size), form.bytes_max(layout.chunks, size)
     settings = load_settings()
-    need = need_of_run(config, settings)
+    found = counted(config, settings)
     facts = LayoutFacts(layout.digest().hex(), count, votes, payload)
-    if need is None:
+    if found is None:
         return facts
-    sparing = settings.model_copy(update={"activation_checkpointing": True})
-    least = need_of_run(config, sparing, second=kinds_of(config, settings)[-1])
-    assert least is not None, "the size is known, as above"
+    need = found.need(config)
+    sparing = settings.model_copy(update={"memory": "small", "activation_checkpointing": True, "compile": False})
     return replace(
         facts,
-        least_state_bytes=least.state,
-        least_sample_bytes=least.sample,
+        least_state_bytes=found.need(config, second=kinds_of(config, sparing)[0]).state,
+        least_sample_bytes=sample_bytes(spec_of(config), config, sparing),
         state_bytes=need.state,
         sample_bytes=need.sample,
         disk_bytes=need.disk,

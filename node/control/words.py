@@ -60,7 +60,7 @@ def paused(told: Told) -> str:
     held = cut(told["held"], WHY_CHARACTERS_MAX)
     if not told["paused_by_owner"]:
         return f"paused: {held}"
-    left = told["pause_seconds_left"]
+    left = told.get("pause_seconds_left")  # a peer that was started before there was one has no end
     more = "" if left is None else f" for {duration(left)} more"
     return f"paused by its owner{more}, and {held}" if held else f"paused{more}"
 

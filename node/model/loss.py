@@ -22,6 +22,11 @@ def loss(model: nn.Module, tokens: Tensor) -> Tensor:
     if parts := sliced_loss.parts_of(model, inputs.numel()):
         hidden = answer_of(parts.trunk, inputs)[0]
         return sliced_loss.mean_loss(hidden.flatten(0, 1), parts.table, targets)
+    return whole_loss(model, inputs, targets)
+
+
+def whole_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The same from all logits at once; inputs int64 [batch, context], targets int64 [batch * context]."""
     logits = logits_of(model, inputs)
     # fp32 whatever the forward pass ran in: the sum over a vocabulary loses bits in bf16
     return F.cross_entropy(logits.flatten(0, 1).float(), targets)

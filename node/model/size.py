@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorE
 from torch.autograd.graph import saved_tensors_hooks
 
 from node.model.effort import Effort
-from node.model.loss import loss
+from node.model.loss import loss, whole_loss
 from node.model.spec import REFUSALS, ModelError, ModelSpec, build_in_mode, build_meta, parameter_count
 
 BYTES_A_NUMBER: Final = 4
@@ -50,11 +50,13 @@ def measured(model: nn.Module) -> ModelSize:
     return ModelSize(parameter_count(model), BYTES_A_NUMBER * numbers)
 
 
-def activation_bytes(spec: ModelSpec, context: int, *, checkpointing: bool = False) -> int | None:
+def activation_bytes(
+    spec: ModelSpec, context: int, *, checkpointing: bool = False, compiled: bool = False
+) -> int | None:
     """What the backward pass of one sample keeps, in fp32. None for a factory, and for a model that needs numbers to run.
 
     It counts the storages that autograd saves in a forward pass of one sample, parameters left out. A forward pass in bf16
-    keeps less, so this is the upper bound of both.
+    keeps less, so this is the upper bound of both. `compiled`: the model is one graph, and makes all logits at once.
     """
     if spec.factory is not None:
         return None  # its code may look at numbers, and need not come back
@@ -63,12 +65,12 @@ def activation_bytes(spec: ModelSpec, context: int, *, checkpointing: bool = Fal
         try:
             model = build_in_mode(spec.config)
             Effort(activation_checkpointing=checkpointing).prepare(model).train()
-            return _saved_bytes(model, torch.zeros(1, context + 1, dtype=torch.int64))
+            return _saved_bytes(model, torch.zeros(1, context + 1, dtype=torch.int64), compiled=compiled)
         except (*REFUSALS, UnsupportedFakeTensorException):
             return None
 
 
-def _saved_bytes(model: nn.Module, tokens: Tensor) -> int:
+def _saved_bytes(model: nn.Module, tokens: Tensor, *, compiled: bool) -> int:
     """Bytes of the distinct storages that the loss of `tokens` keeps for its backward pass, without the parameters."""
     kept: dict[int, tuple[int, Any]] = {}
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
@@ -79,6 +81,6 @@ def _saved_bytes(model: nn.Module, tokens: Tensor) -> int:
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        summed = loss(model, tokens)
+        summed = whole_loss(model, tokens[:, :-1], tokens[:, 1:].flatten()) if compiled else loss(model, tokens)
     del summed
     return sum(size for name, (size, _) in kept.items() if name not in own)

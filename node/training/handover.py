@@ -124,7 +124,9 @@ class Handover:
                     return GradResult(math.nan, 0, 0)
 
     def _given(self) -> GradResult | Exception | None:
-        return self._result
+        return (
+            self._result
+        )  # a call, because the other thread writes it: a type checker takes it for None where it was set
 
     def end(self) -> None:
         """The training is over: no more shares come."""

@@ -130,6 +130,10 @@ class Joined:
         with suppress(OperatorError):  # the peer ends with it, and `_raise` tells it
             self._handover.give_back(NoVotes("the program leaves the run"))
         self._thread.join(CLOSE_SECONDS_MAX)
+        if self._thread.is_alive():
+            structlog.get_logger("peer").warning(
+                f"the peer has not ended within {CLOSE_SECONDS_MAX:.0f} s: its last momentum may not be saved", step="-"
+            )
         _open.discard(self)
 
     def _raise(self) -> None:

@@ -27,7 +27,9 @@ def test_each_is_a_run_of_20_tokens_a_parameter(name: str) -> None:
     assert config.model.config["vocab_size"] <= (1 << 16 if config.data.dtype == "uint16" else 1 << 32)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", ["gpt2-124m", *(pytest.param(name, marks=pytest.mark.nightly) for name in [*RECIPES][1:])]
+)
 def test_run_check_says_what_each_takes(name: str, tmp_path: Path) -> None:
     """With bytes for its tokenizer, which would come from the hub."""
     file = tmp_path / "run.toml"

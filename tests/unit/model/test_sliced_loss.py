@@ -142,3 +142,6 @@ def test_the_planner_counts_no_logits() -> None:
     assert plain is not None
     assert sliced is not None
     assert plain - sliced > 1024 * 128_256 * 4
+    compiled = activation_bytes(ModelSpec({"model_type": "llama", **sizes}), 1024, compiled=True)
+    assert compiled is not None
+    assert compiled - sliced > 1024 * 128_256 * 4, "a compiled model makes all logits at once"

@@ -35,18 +35,18 @@ def machine(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
 
 def bytes_of(second: fit.Kind) -> int:
     """What the state takes on a CPU, and a sample."""
-    need = fit.need_of_run(CONFIG, PeerSettings(), second=second)
-    assert need is not None
-    return need.on("cpu").memory(1)
+    found = fit.counted(CONFIG, PeerSettings())
+    assert found is not None
+    return found.need(CONFIG, second=second).on("cpu").memory(1)
 
 
 def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, small = bytes_of("whole"), bytes_of("factored")
-    parameters = fit.need_of_run(CONFIG, PeerSettings())
-    assert parameters is not None
-    assert whole - small == 8 * parameters.parameters
+    model = fit.counted(CONFIG, PeerSettings())
+    assert model is not None
+    assert whole - small == 8 * model.size.parameters
     machine(monkeypatch, whole)
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "whole")
     machine(monkeypatch, small)
@@ -64,8 +64,16 @@ def test_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert fit.check(CONFIG, settings(tmp_path, memory="small"), tmp_path, CPU)[1] == "factored"
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "whole"
     machine(monkeypatch, bytes_of("factored"))
-    with pytest.raises(OperatorError, match="does not fit"):
+    with pytest.raises(OperatorError, match=r"does not fit.*, or set memory to auto"):
         fit.check(CONFIG, settings(tmp_path, memory="full"), tmp_path, CPU)
+
+
+def test_the_model_is_counted_once_whatever_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, calls = bytes_of("factored"), []
+    machine(monkeypatch, small)
+    monkeypatch.setattr(fit, "size_of", lambda spec, real=fit.size_of: (calls.append(1), real(spec))[1])
+    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "factored"
+    assert len(calls) == 1
 
 
 def test_a_peer_of_several_devices_and_a_run_without_a_second_moment_have_one_way(tmp_path: Path) -> None:
