@@ -16,6 +16,7 @@ import structlog
 
 from node.control.control_server import Answer
 from node.control.kept import CachedAnswer
+from node.control.moments import SECONDS_MAX
 from node.control.owner_requests import Ending
 from node.control.recent import RecentLogLines
 from node.control.vote_history import STEPS_KEPT
@@ -127,8 +128,8 @@ class Commands:
     def pause(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Train in no step, for `seconds` or until the owner ends it; the peer goes on to apply the log."""
         seconds = request.get("seconds", math.inf)
-        if not isinstance(seconds, int | float) or not seconds > 0:
-            raise ValueError(f"seconds {seconds!r}: give a number above 0, or leave it out")
+        if not isinstance(seconds, int | float) or not (0 < seconds <= SECONDS_MAX or seconds == math.inf):
+            raise ValueError(f"seconds {str(seconds)[:40]}: give a number up to {SECONDS_MAX:,}, or leave it out")
         if self._trainer.samples is None:
             raise ValueError("an anchor does not train, so there is nothing to pause; `swarmentum leave` ends it")
         self._trainer.wishes.pause(seconds=seconds)

@@ -94,6 +94,7 @@ def test_a_month_that_is_used_up_pauses_the_peer_and_is_counted_across_a_restart
     swarm.join("ada")
     swarm.join("eve")
     swarm.wait_step("eve", 10)
+    swarm.wait_step("ada", 1)  # from now on eve serves nothing, not even the state
     owner(swarm, "eve", "set", "upload_gb", "0.00001")
     wait_for("the pause", lambda: owner(swarm, "eve", "me")["paused"])
     told = owner(swarm, "eve", "me")
