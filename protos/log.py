@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from protos import limits
 from protos.assignment import Range
@@ -48,6 +48,8 @@ class Aggregate:
 
     sha256: bytes
     total_bytes: int
+    payloads_sha256: bytes = b""
+    """In an entry: the hash over the hashes of these votes' payloads, which the contributions then do not have."""
 
 
 @dataclass(frozen=True)
@@ -245,10 +247,12 @@ def _entry(data: bytes) -> Entry:
     in_range(len(body.parent_state_digest) in (0, limits.HASH_BYTES), "state digest length")
     in_range(len(body.exclusions) <= limits.EXCLUSIONS_MAX, f"{len(body.exclusions)} exclusions")
     in_range(body.next_sample <= limits.SAMPLE_INDEX_MAX, f"next sample {body.next_sample}")
+    aggregate = open_aggregate(body.aggregate) if body.HasField("aggregate") else None
+    hash_bytes = 0 if aggregate is not None and aggregate.payloads_sha256 else limits.HASH_BYTES
     return Entry(
         step=body.step,
         parent_hash=body.parent_hash,
-        contributions=open_contributions(body.contributions),
+        contributions=open_contributions(body.contributions, hash_bytes=hash_bytes),
         lr_bits=open_lr(body.lr_bits),
         parent_state_digest=body.parent_state_digest,
         returned_samples=open_ranges(body.returned_samples),
@@ -258,25 +262,42 @@ def _entry(data: bytes) -> Entry:
         readmitted=_readmitted(body.readmitted),
         settings=settings_from_body(body.settings),
         evaluations=evaluations_from(body.evaluations),
-        aggregate=open_aggregate(body.aggregate) if body.HasField("aggregate") else None,
+        aggregate=aggregate,
     )
 
 
 def open_aggregate(body: log_pb2.Aggregate) -> Aggregate:
     """The name of a sum of votes; raises `Refusal`."""
     in_range(len(body.sha256) == limits.HASH_BYTES, "hash length of an aggregate")
+    in_range(len(body.payloads_sha256) in (0, limits.HASH_BYTES), "hash length of an aggregate's payloads")
     in_range(0 < body.total_bytes <= limits.PAYLOAD_BYTES_MAX, f"aggregate of {body.total_bytes} bytes")
-    return Aggregate(body.sha256, body.total_bytes)
+    return Aggregate(body.sha256, body.total_bytes, body.payloads_sha256)
 
 
-def open_contributions(parts: Sequence[log_pb2.Contribution]) -> tuple[Contribution, ...]:
-    """Inverse of `contributions_body`, checking ranges and order; raises `Refusal`."""
+def summed_entry(entry: Entry, aggregate: Aggregate, payloads_sha256: bytes) -> Entry:
+    """The entry with the sum of its votes, and one hash for their payloads' hashes."""
+    unnamed = tuple(replace(c, payload_sha256=b"") for c in entry.contributions)
+    return replace(entry, contributions=unnamed, aggregate=replace(aggregate, payloads_sha256=payloads_sha256))
+
+
+def with_payloads(signed: SignedEntry, known: Mapping[bytes, bytes]) -> SignedEntry:
+    """The entry with the payload hashes of these authors, which a summed entry does not name. Its bytes stay the same."""
+    named = tuple(
+        replace(c, payload_sha256=c.payload_sha256 or known.get(c.public_key, b"")) for c in signed.entry.contributions
+    )
+    return replace(signed, entry=replace(signed.entry, contributions=named))
+
+
+def open_contributions(
+    parts: Sequence[log_pb2.Contribution], *, hash_bytes: int = limits.HASH_BYTES
+) -> tuple[Contribution, ...]:
+    """Inverse of `contributions_body`, checking ranges and order; raises `Refusal`. `hash_bytes`: of each payload's hash."""
     in_range(len(parts) <= limits.ENTRY_CONTRIBUTIONS_MAX, f"{len(parts)} contributions")
     keys = [c.public_key for c in parts]
     in_range(keys == sorted(set(keys)), "contributions are not sorted by public key, each author once")
     for c in parts:
         in_range(len(c.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
-        in_range(len(c.payload_sha256) == limits.HASH_BYTES, "payload hash length")
+        in_range(len(c.payload_sha256) == hash_bytes, "payload hash length")
         in_range(max(c.samples, c.tokens) <= limits.SAMPLE_INDEX_MAX, "samples or tokens")
         in_range(c.payload_bytes <= limits.PAYLOAD_BYTES_MAX, f"payload of {c.payload_bytes} bytes")
     return tuple(

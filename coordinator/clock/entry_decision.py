@@ -16,7 +16,7 @@ from coordinator.clock.value_copy import replace
 from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
 from protos.limits import EVALUATIONS_MAX, OWNER_STEPS_MIN, POOL_RANGES_MAX
-from protos.log import Aggregate, Contribution, Entry, entry_body, entry_hash
+from protos.log import Aggregate, Contribution, Entry, entry_body, entry_hash, summed_entry
 
 MS = 1000
 _COPIED = "another peer announced the same payload first"
@@ -48,7 +48,9 @@ def commit(run: Run, now_ms: int, aggregate: Aggregate | None = None) -> tuple[R
         run, effects, counted, tried = counted_votes(run)
     else:
         effects, counted, tried = [], current.summing.contributions, current.summing.trials
-    entry = _entry(run, current, counted, tried, aggregate)
+    entry = _entry(run, current, counted, tried)
+    if current.summing is not None and aggregate is not None:
+        entry = summed_entry(entry, aggregate, current.summing.digest)
     body = entry_body(entry)
     record = EntryCommitted(entry, body, entry_hash(body))
     accepted, seen = {c.public_key for c in counted}, {c.public_key for c in (*counted, *tried)}
@@ -122,7 +124,7 @@ def _split(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim]
     return counted, {key: claim for key, claim in held.items() if key not in counted}
 
 
-def _entry(run: Run, current: OpenStep, counted: Votes, trials: Votes, aggregate: Aggregate | None) -> Entry:
+def _entry(run: Run, current: OpenStep, counted: Votes, trials: Votes) -> Entry:
     tick, used = current.tick, {c.public_key for c in counted}
     ranges = assign(tick.pool, tick.roster)
     unused = [part for key, parts in ranges.items() if key not in used for part in parts]
@@ -139,7 +141,6 @@ def _entry(run: Run, current: OpenStep, counted: Votes, trials: Votes, aggregate
         readmitted=trust.readmissions(run.standings),
         settings=run.settings_at(tick.step),
         evaluations=run.unlogged[:EVALUATIONS_MAX],
-        aggregate=aggregate,
     )
 
 

@@ -98,10 +98,14 @@ class StepChecks:
         return max(Counter(key for checkers in self.drawn.values() for key in checkers).values(), default=0)
 
     def with_verdict(self, verdict: Verdict) -> StepChecks:
-        """With one more verdict; the same if it was not drawn, is of another payload or is not the checker's first."""
+        """With one more verdict; the same if it was not drawn, is of another payload or is not the checker's first.
+
+        A summed entry names no payloads: there the checker alone says of which payload it speaks, as it says what it found.
+        """
         name = verdict.checker, verdict.subject
-        wanted = verdict.checker in self.drawn.get(verdict.subject, ())
-        if not wanted or name in self.verdicts or self.payloads[verdict.subject] != verdict.payload_sha256:
+        if name in self.verdicts or verdict.checker not in self.drawn.get(verdict.subject, ()):
+            return self
+        if self.payloads[verdict.subject] not in (b"", verdict.payload_sha256):
             return self
         return replace(self, verdicts={**self.verdicts, name: verdict})
 

@@ -131,6 +131,7 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
 def _summed(body: pb.Summed) -> Summed:
     bounded(body.step, limits.STEP_MAX, "as a step")
     payloads = sized(body.payloads_sha256, limits.HASH_BYTES, "digest of payloads")
+    sized(body.aggregate.payloads_sha256, 0, "digest of payloads in a sum")  # the coordinator fills it in
     return Summed(body.step, body.attempt, payloads, open_aggregate(body.aggregate))
 
 

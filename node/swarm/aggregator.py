@@ -17,7 +17,6 @@ from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from node.wire.codec import Update, payload_hash
 from protos.errors import Refusal
-from protos.holdings import digest_of
 from protos.log import Contribution, open_contributions
 from protos.v1 import coordinator_pb2 as pb
 
@@ -55,9 +54,10 @@ class Aggregator:
             return
         valid = [update for data, c in zip(found, contributions, strict=True) for update in self._opened(data, c, step)]
         data = await self._aside(self._door.aggregate, valid, step)
-        sha256 = payload_hash(data)
-        self._pulls.keep_own(step, sha256, data)
-        digest = digest_of(c.payload_sha256 for c in contributions)
+        sha256, hashes = payload_hash(data), b"".join(c.payload_sha256 for c in contributions)
+        digest = payload_hash(hashes)
+        for name, made in ((sha256, data), (digest, hashes)):
+            self._pulls.keep_own(step, name, made)
         self._outbox.add_sum(step, attempt, digest, sha256, len(data))
 
     async def _votes(self, contribution: Contribution, step: int) -> bytes | None:

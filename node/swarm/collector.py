@@ -21,8 +21,8 @@ from node.wire.codec import Update
 from protos.checks import VERDICT_STEPS, drawn
 from protos.errors import Refusal
 from protos.identity import short
-from protos.limits import PAYLOAD_BYTES_MAX
-from protos.log import Aggregate, Contribution, SignedEntry
+from protos.limits import HASH_BYTES, PAYLOAD_BYTES_MAX
+from protos.log import Aggregate, Contribution, SignedEntry, with_payloads
 
 # A sum of log2(2 cap + 1) bits a place becomes two bits for each unit of the cap: votes, and which of them are silent.
 BALLOTS_OF_A_SUM = 8
@@ -109,8 +109,8 @@ class Collector:
         came = clock()
         sources = sources_of(signed, self._public_key, aggregators, self._view.roster)
         by_author = self._tried(signed)
-        data, _ = await asyncio.gather(
-            self._sum(aggregate, step, sources), self._to_check(signed, aggregators, by_author)
+        data, signed = await asyncio.gather(
+            self._sum(aggregate, step, sources), self._to_check(signed, aggregate, aggregators, by_author)
         )
         if data is None:
             await self._lost(step)
@@ -135,24 +135,54 @@ class Collector:
         return await self._pulls.aggregate(aggregate, step, sources)
 
     async def _to_check(
-        self, signed: SignedEntry, aggregators: tuple[bytes, ...], by_author: dict[bytes, Update]
-    ) -> None:
-        """Get the payloads of the peers that the entry draws this peer to check, from the aggregators or their authors."""
-        if not self._view.checkers:
-            return
-        subjects = drawn(signed.hash, signed.entry, self._view.checkers)
-        mine = {subject for subject, checkers in subjects.items() if self._public_key in checkers}
-        due = [
-            c for c in (*signed.entry.contributions, *signed.entry.trials) if c.public_key in mine - by_author.keys()
-        ]
+        self,
+        signed: SignedEntry,
+        aggregate: Aggregate,
+        aggregators: tuple[bytes, ...],
+        by_author: dict[bytes, Update],
+    ) -> SignedEntry:
+        """Get the payloads of the peers that the entry draws this peer to check, from the aggregators or their authors.
+
+        Returns the entry with their hashes, if it has to ask for them.
+        """
+        step, subjects = signed.entry.step, set[bytes]()
+        if self._view.checkers:
+            found = drawn(signed.hash, signed.entry, self._view.checkers)
+            subjects = {
+                subject for subject, checkers in found.items() if self._public_key in checkers
+            } - by_author.keys()
+        if not subjects:
+            return signed
         try:
             async with asyncio.timeout(CHECKED_SECONDS_MAX):
-                found = await asyncio.gather(*(self._votes(c, signed.entry.step, aggregators) for c in due))
+                signed = await self._named(signed, aggregate, aggregators, subjects)
+                due = [
+                    c
+                    for c in (*signed.entry.contributions, *signed.entry.trials)
+                    if c.public_key in subjects and c.payload_sha256
+                ]
+                votes = await asyncio.gather(*(self._votes(c, step, aggregators) for c in due))
         except TimeoutError:
-            return  # this peer says nothing about votes that it could not see
-        for contribution, votes in zip(due, found, strict=True):
-            if votes is not None and votes[1] is not None:
-                by_author[contribution.public_key] = votes[1]
+            return signed  # this peer says nothing about votes that it could not see
+        for contribution, one in zip(due, votes, strict=True):
+            if one is not None and one[1] is not None:
+                by_author[contribution.public_key] = one[1]
+        return signed
+
+    async def _named(
+        self, signed: SignedEntry, aggregate: Aggregate, aggregators: tuple[bytes, ...], subjects: set[bytes]
+    ) -> SignedEntry:
+        """A summed entry with its payloads' hashes, if some of the subjects' are missing and an aggregator has them."""
+        contributions = signed.entry.contributions
+        if not any(c.public_key in subjects and not c.payload_sha256 for c in contributions):
+            return signed
+        list_bytes = HASH_BYTES * len(contributions)
+        hashes = await self._pulls.hashes(aggregate.payloads_sha256, list_bytes, signed.entry.step, aggregators)
+        if hashes is None or len(hashes) != list_bytes:
+            return signed
+        starts = range(0, list_bytes, HASH_BYTES)
+        by_key = {c.public_key: hashes[at : at + HASH_BYTES] for c, at in zip(contributions, starts, strict=True)}
+        return with_payloads(signed, by_key)
 
     async def _lost(self, step: int) -> None:
         """Ask for a re-sync: the votes of a step are nowhere."""

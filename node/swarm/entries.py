@@ -22,7 +22,7 @@ from node.swarm.view import View
 from node.swarm.witness import FollowedEntry, Witness
 from protos.errors import Refusal, RefusedError
 from protos.limits import REQUEST_BYTES_MAX
-from protos.log import SignedEntry
+from protos.log import SignedEntry, with_payloads
 
 _Collecting: TypeAlias = "asyncio.Queue[asyncio.Task[Committed | None]]"
 
@@ -147,6 +147,7 @@ class Entries:
         self._view.committed_step = step
         self._publication.show_decided(step)
         said, aggregators = self._said(signed), self._view.aggregators(step)
+        signed = with_payloads(signed, {self._public_key: self._publication.announced_in(step)})
         for envelope in self._announcements.disputed(signed.entry):
             self._runtime.spawn(self._topic.say(envelope))
         self._announcements.move_head(step, signed.hash)

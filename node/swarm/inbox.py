@@ -77,7 +77,7 @@ class Inbox:
         has the proof.
         """
         found = []
-        for c in entry.contributions:
+        for c in entry.contributions if entry.aggregate is None else ():
             said = [value for key, value in self._seen.items() if key[:2] == (entry.step, c.public_key)]
             if said and all(it.payload_sha256 != c.payload_sha256 for it in said):
                 found += [it.envelope for it in said if it.parent_hash == entry.parent_hash]

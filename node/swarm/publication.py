@@ -150,10 +150,16 @@ class Publication:
         """This peer's announcement, if an entry names the announced payload."""
         own = self._outbox.announcement
         mine = next((c for c in entry.contributions if c.public_key == self._identity.public_key), None)
-        kept = mine is not None and Held(mine.public_key, mine.payload_sha256) in self._outbox.holdings
+        sha256 = b"" if mine is None else mine.payload_sha256 or self.announced_in(entry.step)
+        kept = Held(self._identity.public_key, sha256) in self._outbox.holdings
         if kept and own is not None and own.step == entry.step:  # not a payload of an earlier life
             return own.envelope
         return None
+
+    def announced_in(self, step: int) -> bytes:
+        """The hash of the only payload that this peer has announced for this step; b"" if it announced none."""
+        last = self._last_announcement.value
+        return last.payload_sha256 if last is not None and last.step == step else b""
 
     def _own(self, step: int) -> bytes | None:
         """The payload that this peer announced for this step, if it is here."""

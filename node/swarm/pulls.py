@@ -76,6 +76,10 @@ class Pulls:
         """The sum that the entry of `step` names; None if the peer has to load a snapshot instead."""
         return await self._needed(aggregate.sha256, aggregate.total_bytes, step, holders, None)
 
+    async def hashes(self, sha256: bytes, size: int, step: int, holders: Sequence[bytes]) -> bytes | None:
+        """The hashes of the payloads whose sum the entry of `step` names, which its aggregators have; None as `aggregate`."""
+        return await self._needed(sha256, size, step, holders, None)
+
     async def _needed(
         self, sha256: bytes, size: int, step: int, first: Sequence[bytes], bytes_max: int | None
     ) -> bytes | None:

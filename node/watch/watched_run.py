@@ -232,7 +232,7 @@ class Watch:
             row.loss = contribution.loss
             sha256 = self._announced.get((entry.step, contribution.public_key))
             announced += sha256 == contribution.payload_sha256
-            if sha256 not in (None, contribution.payload_sha256):
+            if contribution.payload_sha256 and sha256 not in (None, contribution.payload_sha256):
                 detail = (
                     f"entry {entry.step} holds another payload of {contribution.public_key.hex()[:16]} than announced"
                 )

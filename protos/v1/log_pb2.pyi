@@ -121,12 +121,14 @@ class LogEntry(_message.Message):
     def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ...) -> None: ...
 
 class Aggregate(_message.Message):
-    __slots__ = ("sha256", "total_bytes")
+    __slots__ = ("sha256", "total_bytes", "payloads_sha256")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_SHA256_FIELD_NUMBER: _ClassVar[int]
     sha256: bytes
     total_bytes: int
-    def __init__(self, sha256: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    payloads_sha256: bytes
+    def __init__(self, sha256: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., payloads_sha256: _Optional[bytes] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("step", "loss", "tokens", "set_sha256", "device", "sample")

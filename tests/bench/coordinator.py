@@ -28,9 +28,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from protos.identity import Identity
 from protos.invite import Invite
 from protos.pinned import fetch_certificate
-from tests.bench.crowd import serve_commands
+from tests.bench.crowd import seed_of, serve_commands
 
 HERTZ = os.sysconf("SC_CLK_TCK")
 STOP_SECONDS_MAX = 20
@@ -46,6 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=int, default=100)
     parser.add_argument("--steps", type=int, default=9, help="the first is not counted")
     parser.add_argument("--processes", type=int, default=2, help="that the peers are spread over")
+    parser.add_argument("--aggregators", type=int, default=0, help="clock.aggregators: three of the peers add votes up")
     parser.add_argument("--three-reports", action="store_true", help="digests are told in reports of their own")
     parser.add_argument("--profile", type=Path, default=None, help="cProfile statistics of the coordinator, for pstats")
     parser.add_argument("--join-only", action="store_true", help="only how many are admitted")
@@ -57,6 +59,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         f"batch_samples = {max(options.peers, 64)}\ndeadline_ms_min = 3000000\ndeadline_ms_max = 3000000\n"
         "snapshot_every = 1000000\n"
     )
+    if options.aggregators:
+        listed = [Identity.from_seed(seed_of(number)).peer_id for number in range(options.peers)]
+        clock += f'aggregators = {options.aggregators}\n[optimizer]\nselection = "random"\none_in = 16\n'
+        clock += f'[admission]\nmode = "allow_list"\nallowed = {json.dumps(listed)}\n'
     serving = coordinator_serving(clock, profile=options.profile)
     with serving as (served, invite), _crowds(options, invite) as crowds:
         watch = Watch(served.pid, int(invite.coordinators[0].rpartition(":")[2]))

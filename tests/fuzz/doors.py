@@ -72,6 +72,7 @@ from protos.log import (
     lr_to_bits,
     open_contributions,
     open_entry,
+    summed_entry,
 )
 from protos.pasted import SCHEME
 from protos.run_config import RunConfig, config_from_json
@@ -510,6 +511,7 @@ def seeds() -> dict[str, list[bytes]]:
     made = Entry(STEP, HASH, (contribution,), lr_to_bits(1e-3), HASH, (Range(3, 9),), 99,
                  exclusions=(Exclusion(HASH, "why", by_operator=True),), readmitted=(HASH,),
                  aggregate=Aggregate(HASH, 9))  # fmt: skip
+    summed = summed_entry(made, Aggregate(HASH, 9), HASH)
     ticked = Tick(STEP, HASH, 1, (SampleShare(HASH, 4),), (Range(0, 4),), lr_to_bits(1e-3), (HASH,))
     said = update_pb2.Announcement(step=STEP, parent_hash=HASH, payload_sha256=HASH, payload_bytes=9)
     state = pack({name: torch.zeros(shape) for name, shape in SHAPES})
@@ -533,7 +535,7 @@ def seeds() -> dict[str, list[bytes]]:
     return {
         "envelope": [sealed(Kind.KIND_REPORT, b"body")],
         "announcement": [said.SerializeToString(), sealed(Kind.KIND_ANNOUNCEMENT, said.SerializeToString())],
-        "entry": [entry_body(made)],
+        "entry": [entry_body(made), entry_body(summed)],
         "tick": [tick_body(ticked).SerializeToString()],
         "end": [log_pb2.RunEnd(step=STEP, entry_hash=HASH, reason="enough").SerializeToString()],
         **{name: [cast_votes(config), cast_votes(config, silent=True)] for name, config in CONFIGS.items()},

@@ -10,6 +10,7 @@ from node.wire.codec import payload_hash
 from node.wire.validate import UpdateDoor
 from node.wire.vote_sum import aggregate
 from protos.errors import Refusal
+from protos.limits import HASH_BYTES
 from protos.log import Entry
 from tests.sim.world import World
 
@@ -29,7 +30,8 @@ def check_sums(world: World, entries: Iterable[Entry]) -> None:
         if entry.aggregate is None:
             continue
         summed += 1
-        found = [world.payloads[c.payload_sha256] for c in entry.contributions]
+        hashes = world.payloads[entry.aggregate.payloads_sha256]
+        found = [world.payloads[hashes[at : at + HASH_BYTES]] for at in range(0, len(hashes), HASH_BYTES)]
         updates = []
         for contribution, raw in zip(entry.contributions, found, strict=True):
             try:

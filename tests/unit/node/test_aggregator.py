@@ -24,7 +24,7 @@ from protos.assignment import Range, SampleShare
 from protos.checks import drawn
 from protos.errors import Refusal
 from protos.holdings import digest_of
-from protos.log import Aggregate, Contribution, Entry, SignedEntry, contributions_body
+from protos.log import Aggregate, Contribution, Entry, SignedEntry, contributions_body, summed_entry
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 
@@ -54,6 +54,9 @@ class Shelves:
 
     async def aggregate(self, aggregate: Aggregate, step: int, holders: Any) -> bytes | None:
         return self.held.get(aggregate.sha256)
+
+    async def hashes(self, sha256: bytes, size: int, step: int, holders: Any) -> bytes | None:
+        return self.held.get(sha256)
 
     def keep_own(self, step: int, sha256: bytes, data: bytes) -> None:
         self.held[sha256] = data
@@ -164,7 +167,8 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     await settle(aggregator)
     said = outbox.summed
     assert said is not None
-    entry = Entry(STEP, RUN, contributions, 0, b"", (), 0, aggregate=Aggregate(said.sha256, said.total_bytes))
+    full = Entry(STEP, RUN, contributions, 0, b"", (), 0)
+    entry = summed_entry(full, Aggregate(said.sha256, said.total_bytes), said.payloads)
     signed = SignedEntry(entry, hashlib.sha256(b"entry").digest(), b"")
     view, newest, cleared = View(RUN, b""), SimpleNamespace(newest=None), list[tuple[int, bytes]]()
     shelf = SimpleNamespace(get=lambda sha256: None, keep_only=lambda step, sha256: cleared.append((step, sha256)))
@@ -186,6 +190,14 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     found = await collector.collect(signed, {}, (KEYS[3],))
     assert found is not None
     assert found.by_author.keys() == mine == {*shelves.asked}
+    assert found.signed.entry.contributions == contributions, "a verdict names the payload"
+    hashes = shelves.held.pop(said.payloads)
+    for lost in (None, hashes[:-1]):
+        if lost is not None:
+            shelves.held[said.payloads] = lost
+        found = await collector.collect(signed, {}, (KEYS[3],))
+        assert found is not None
+        assert not found.by_author, "it says nothing about votes whose names it could not get"
 
     later = Entry(STEP + 2, RUN, (), 0, b"", (), 0, aggregate=entry.aggregate)
     await collector.collect(SignedEntry(later, b"h" * 32, b""), {})

@@ -17,6 +17,7 @@ from protos.errors import Reason, Refusal
 from protos.identity import Identity
 from protos.log import (
     REASON_CHARACTERS_MAX,
+    Aggregate,
     Chain,
     Contribution,
     Entry,
@@ -29,6 +30,8 @@ from protos.log import (
     open_entry,
     run_id_of,
     seal_entry,
+    summed_entry,
+    with_payloads,
 )
 from protos.tick import Tick, open_tick, seal_tick, tick_body, tick_from_body
 from protos.v1 import log_pb2
@@ -197,3 +200,33 @@ def test_a_tick_is_no_entry() -> None:
     data = seal_tick(COORDINATOR, RUN, Tick(1, RUN, 1, (), (), 0)).SerializeToString()
     with pytest.raises(Refusal, match="wrong_kind"):
         open_entry(data, run_id=RUN, coordinator=COORDINATOR.public_key)
+
+
+@given(entries, hashes)
+@deterministic
+def test_a_summed_entry_has_one_hash_for_its_payloads_and_no_other(entry: Entry, payloads: bytes) -> None:
+    summed = summed_entry(entry, Aggregate(b"s" * 32, 9), payloads)
+    signed = seal_entry(COORDINATOR, RUN, summed)
+    opened = open_entry(signed.envelope, run_id=RUN, coordinator=COORDINATOR.public_key)
+    assert opened.entry == summed
+    assert all(c.payload_sha256 == b"" for c in opened.entry.contributions)
+    named = with_payloads(opened, {c.public_key: c.payload_sha256 for c in entry.contributions})
+    assert named.entry.contributions == entry.contributions
+    assert (named.hash, named.envelope) == (opened.hash, opened.envelope)
+    assert with_payloads(named, {c.public_key: b"x" * 32 for c in entry.contributions}) == named, (
+        "a hash that is there stays"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "payloads", "aggregate"),
+    [(b"p" * 32, b"h" * 32, True), (b"", b"", True), (b"", b"", False), (b"", b"h" * 31, True)],
+)
+def test_payload_hashes_are_in_the_contributions_or_in_one_hash(kept: bytes, payloads: bytes, aggregate: bool) -> None:
+    contribution = Contribution(b"a" * 32, kept, 9, 1, 1, 1.0)
+    made = Entry(
+        1, RUN, (contribution,), 0, b"", (), 0, aggregate=Aggregate(b"s" * 32, 9, payloads) if aggregate else None
+    )
+    with pytest.raises(Refusal) as caught:
+        open_entry(seal_entry(COORDINATOR, RUN, made).envelope, run_id=RUN, coordinator=COORDINATOR.public_key)
+    assert caught.value.reason is Reason.OUT_OF_RANGE
