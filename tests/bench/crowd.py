@@ -131,6 +131,7 @@ class Open:
     parent_hash: bytes = b""
     roster: list[bytes] = field(default_factory=list)
     attempt: int = 1
+    aggregators: list[bytes] = field(default_factory=list)
 
 
 class Crowd:
@@ -187,9 +188,12 @@ class Crowd:
         return await self._all(bodies)
 
     async def hold(self, first: int, last: int) -> dict[str, Any]:
-        """Peers `first` <= number < `last` tell that they hold the payloads of all."""
+        """Peers `first` <= number < `last` tell that they hold the payloads of all; in a step with aggregators, those do."""
         said = pb.ReportBody(held=self._held(self.open.roster)).SerializeToString()
+        summing = self.open.aggregators
         chosen = [peer for peer in self.peers if first <= peer.number < last]
+        if summing:
+            chosen = [peer for peer in self.peers if peer.identity.public_key in summing]
         began_at = time.monotonic()
         return {
             "began_at": began_at,
@@ -250,7 +254,8 @@ class Crowd:
         said = event.decided.tick if event.HasField("decided") else event.tick
         self.sizes = {"tick": said.ByteSize(), "entry": event.decided.entry.ByteSize(), "sent": len(raw)}
         tick = log_pb2.Tick.FromString(said.envelope.body)
-        self.open = Open(tick.step, tick.parent_hash, [member.public_key for member in tick.roster], tick.attempt)
+        roster = [member.public_key for member in tick.roster]
+        self.open = Open(tick.step, tick.parent_hash, roster, tick.attempt, list(tick.aggregators))
 
     async def _until(self, done: Any) -> None:
         async with asyncio.timeout(CALL_SECONDS_MAX):
