@@ -141,6 +141,10 @@ class LocalStepsConfig(Section):
     steps: int = Field(default=1, ge=1, le=10_000)
     """Local steps in a clock step; 1 is none: votes are on the gradient. The samples of a clock step are cut in as many."""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """The local optimizer. `muon` (arXiv 2505.23725) moves matrices by Muon with updates as large as AdamW's, and tables and
+    vectors by AdamW; not for peers of several devices."""
+
     lr: float = Field(default=1e-3, gt=0, lt=1)
     """Peak learning rate of the local AdamW; it follows the shape of the run's schedule."""
 
@@ -161,9 +165,11 @@ class OptimizerConfig(Section):
     """`demo`: the family with its parts below. `paper`: DeMo v1 as published, which has beta 0.999, beta2 0 and top_k 32 unless
     they are set, and refuses the parts that it does not have."""
 
-    recipe: Literal["none", "diloco-demo"] = "none"
+    recipe: Literal["none", "diloco-demo", "sparseloco"] = "none"
     """A whole method by name: its settings count where this file sets none. `diloco-demo` is arXiv 2510.03371: 30 local steps,
-    Nesterov momentum of .9 in each peer, top-640 after the DCT with 8 bits, outer rate .7 (docs/optimizers.md)."""
+    Nesterov momentum of .9 in each peer, top-640 after the DCT with 8 bits, outer rate .7. `sparseloco` is arXiv 2508.15706: 15
+    local steps, error feedback of .95 and no outer momentum, top-64 of each 4,096 with 2 bits, outer rate 1
+    (docs/optimizers.md)."""
 
     chunk: Literal[8, 16, 32, 64, 128] = 64
     """Of method paper: the longest side of a chunk."""

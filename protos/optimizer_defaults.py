@@ -30,6 +30,18 @@ RECIPES: dict[str, dict[str, Any]] = {
         "base": {"name": "sgd"},
         "local": {"steps": 30, "lr": 4e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1},
     },
+    "sparseloco": {
+        "lr": 1.0,
+        "beta": 0.95,
+        "beta2": 0.0,
+        "selection": "topk",
+        "top_k": 64,
+        "values": "2bit",
+        "transform": "identity",
+        "magnitudes": True,
+        "base": {"name": "sgd"},
+        "local": {"steps": 15, "lr": 4e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1},
+    },
 }
 """Settings of `optimizer` that a recipe has unless they are set; docs/optimizers.md says which of the numbers are published."""
 

@@ -1,8 +1,9 @@
 """Local steps: a peer takes H optimizer steps of its own, and what they moved is its gradient for the swarm (DiLoCo).
 
 Douillard et al., arXiv 2311.08105; with DeMo's momentum, arXiv 2510.03371; with error feedback alone, arXiv 2508.15706. The
-replicated parameters are only lent: `give_back` puts them back bit for bit and leaves `start - end` in `.grad`. AdamW's two
-buffers are the peer's own and live on from one round to the next. Of sharded parameters each rank moves its own rows.
+replicated parameters are only lent: `give_back` puts them back bit for bit and leaves `start - end` in `.grad`. The inner
+optimizer's buffers are the peer's own and live on from one round to the next. Of sharded parameters each rank moves its own
+rows. Muon (arXiv 2505.23725: MuLoCo) is torch's; it takes whole matrices, so it does not work with sharded parameters.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from node.optim.base import BaseConfig, is_table
 from node.optim.dtensor import is_dtensor
+from node.optim.layout import ParameterPlace
 from node.optim.second_moment import local_part
 from node.optim.step import NonFiniteGradient
 
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """The inner optimizer, AdamW: private to a peer, though peers of a run use the same."""
+    """The inner optimizer: private to a peer, though peers of a run use the same. `muon` moves matrices by torch's Muon, with
+    updates as large as AdamW's, and tables and vectors by AdamW."""
 
     steps: int = 1
     """H; 1 is no local training: the gradient itself goes into the momentum."""
@@ -32,6 +36,7 @@ class LocalConfig:
     beta2: float = 0.95
     weight_decay: float = 0.0
     clip_norm: float | None = 1.0
+    optimizer: Literal["adamw", "muon"] = "adamw"
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -40,10 +45,17 @@ class LocalConfig:
             raise ValueError(f"local learning rate {self.lr} is not positive")
 
 
-class LocalSteps:
-    """The inner AdamW over parameters that `borrow` and `give_back` bracket."""
+ADAMW_BUFFERS: Final = ("exp_avg", "exp_avg_sq")
+MUON_BUFFER: Final = "momentum_buffer"
 
-    def __init__(self, parameters: Sequence[Tensor], config: LocalConfig) -> None:
+
+class LocalSteps:
+    """The inner optimizer over parameters that `borrow` and `give_back` bracket."""
+
+    def __init__(
+        self, parameters: Sequence[Tensor], config: LocalConfig, places: Sequence[ParameterPlace] = ()
+    ) -> None:
+        """`places`: of the parameters in their layout, which tell tables; only for Muon. Raises `ValueError`."""
         self.config = config
         self.parameters = list(parameters)
         self._start: list[Tensor] | None = None
@@ -51,26 +63,46 @@ class LocalSteps:
         self._group = first.device_mesh.get_group() if is_dtensor(first) else None
         self._own = [local_part(parameter).detach() for parameter in self.parameters]  # the same memory
         self._fused = first.device.type in {"cpu", "cuda"}
+        maps = [False] * len(self._own)
+        if config.optimizer == "muon":
+            if is_dtensor(first):
+                raise ValueError("local steps with muon need whole matrices, and the parameters are sharded: use adamw")
+            maps = [len(place.shape) == 2 and not is_table(BaseConfig(), place) for place in places]
+        rest, matrices = (
+            [it for it, is_map in zip(self._own, maps, strict=True) if is_map is which] for which in (False, True)
+        )
+        self._muon = None
+        if matrices:
+            self._muon = torch.optim.Muon(
+                matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
         self._adamw = torch.optim.AdamW(
-            self._own,
+            rest or [torch.zeros((), device=first.device)],  # torch refuses an optimizer of nothing
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
             fused=self._fused,
         )
+        self._is_map = dict(zip(self._own, maps, strict=True))
 
     def buffers(self) -> list[tuple[Tensor, dict[str, Tensor]]]:
-        """Each parameter with AdamW's live buffers: `exp_avg` and `exp_avg_sq` of this rank's rows, and `step`.
+        """Each parameter with its live buffers: AdamW's `exp_avg` and `exp_avg_sq` of this rank's rows, and `step`, or Muon's
+        `momentum_buffer`.
 
-        Without a call, AdamW makes them in its first step.
+        Without a call, the optimizers make them in their first step.
         """
-        for own in self._own:
-            if own not in self._adamw.state:
-                step = torch.zeros((), dtype=torch.float32, device=own.device if self._fused else "cpu")
-                fresh = {"step": step, "exp_avg": torch.zeros_like(own), "exp_avg_sq": torch.zeros_like(own)}
-                self._adamw.state[own] = fresh
-        pairs = zip(self.parameters, self._own, strict=True)
-        return [(parameter, dict(self._adamw.state[own])) for parameter, own in pairs]
+        return [(parameter, self._buffers_of(own)) for parameter, own in zip(self.parameters, self._own, strict=True)]
+
+    def _buffers_of(self, own: Tensor) -> dict[str, Tensor]:
+        if self._muon is not None and self._is_map[own]:
+            state: dict[str, Tensor] = self._muon.state[own]
+            if MUON_BUFFER not in state:
+                state[MUON_BUFFER] = torch.zeros_like(own)
+            return dict(state)
+        if own not in self._adamw.state:
+            step = torch.zeros((), dtype=torch.float32, device=own.device if self._fused else "cpu")
+            self._adamw.state[own] = {"step": step, **{name: torch.zeros_like(own) for name in ADAMW_BUFFERS}}
+        return dict(self._adamw.state[own])
 
     @property
     def borrowed(self) -> bool:
@@ -93,7 +125,7 @@ class LocalSteps:
 
     @torch.no_grad()
     def step(self, lr_factor: float = 1.0) -> None:
-        """One AdamW step on the gradients in `.grad`, with the learning rate times `lr_factor` (the run's schedule).
+        """One inner step on the gradients in `.grad`, with the learning rate times `lr_factor` (the run's schedule).
 
         Raises `NonFiniteGradient` before anything but `.grad` is changed.
         """
@@ -105,9 +137,11 @@ class LocalSteps:
             raise NonFiniteGradient(f"gradient norm {norm}")
         if self.config.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._own, self.config.clip_norm, torch.tensor(norm))
-        for group in self._adamw.param_groups:
-            group["lr"] = self.config.lr * lr_factor
-        self._adamw.step()
+        for optimizer in (self._adamw, self._muon):
+            if optimizer is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = self.config.lr * lr_factor
+                optimizer.step()
 
     def _norm(self) -> float:
         """The norm of the whole gradient; one collective call if parameters are sharded."""
@@ -129,12 +163,16 @@ class LocalSteps:
         self._start = None
 
     def state_dict(self) -> dict[str, Any]:
-        """AdamW's, private to the peer."""
-        return self._adamw.state_dict()
+        """The inner optimizer's, private to the peer."""
+        return self._adamw.state_dict() | ({} if self._muon is None else {"muon": self._muon.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state. Raises `ValueError` if it belongs to other parameters."""
-        self._adamw.load_state_dict(state)
+        """Take over a saved state. Raises `ValueError` if it belongs to other parameters, or to another inner optimizer."""
+        if ("muon" in state) != (self._muon is not None):
+            raise ValueError("the saved state of local steps belongs to another inner optimizer")
+        if self._muon is not None:
+            self._muon.load_state_dict(state["muon"])
+        self._adamw.load_state_dict({key: value for key, value in state.items() if key != "muon"})
 
 
 def _like(local: Tensor, parameter: Tensor) -> Tensor:

@@ -117,7 +117,9 @@ class ParameterGroups(torch.optim.Optimizer):
 
     def _make_local(self) -> None:
         if self.settings.local is not None:
-            self._local = LocalSteps([p for voter in self._demos for p in voter.parameters], self.settings.local)
+            places = [place for voter in self._demos for place in voter.layout.places]
+            parameters = [parameter for voter in self._demos for parameter in voter.parameters]
+            self._local = LocalSteps(parameters, self.settings.local, places)
 
     def _made(self, group: dict[str, Any]) -> Voter:
         """The optimizer of one group of parameters. Raises `ValueError`."""

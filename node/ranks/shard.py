@@ -64,9 +64,9 @@ class RankShard:
         try:
             shard(self.model, channel.mesh)
             self.demo = ShardedDeMo(self.model, order.optimizer)
+            self.local = LocalSteps(self.demo.parameters, order.local) if order.local.steps > 1 else None
         except ValueError as error:
             raise OperatorError(f"a peer of several ranks cannot train this model: {error}") from error
-        self.local = LocalSteps(self.demo.parameters, order.local) if order.local.steps > 1 else None
         self._ahead = ExitStack()
         self._try()
 

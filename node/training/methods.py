@@ -52,7 +52,8 @@ def _size(selection: str, size: int) -> dict[str, int]:
 def local_config(optimizer: OptimizerConfig) -> LocalConfig:
     """A run's local steps, as `LocalSteps` takes them."""
     local = optimizer.local
-    return LocalConfig(local.steps, local.lr, local.beta1, local.beta2, local.weight_decay, optimizer.clip_norm)
+    own = local.steps, local.lr, local.beta1, local.beta2, local.weight_decay
+    return LocalConfig(*own, optimizer.clip_norm, local.optimizer)
 
 
 def paper_config(optimizer: OptimizerConfig, size: int) -> PaperConfig:

@@ -87,7 +87,8 @@ class Replica:
         self.announcement = b""
         if demo is None:
             demo = own = own_optimizer(model, optimizer, size, run_id, author, second)
-            local = LocalSteps(own.parameters, local_config(optimizer)) if optimizer.local.steps > 1 else None
+            several = optimizer.local.steps > 1
+            local = LocalSteps(own.parameters, local_config(optimizer), own.layout.places) if several else None
         self.demo, self.local = demo, local
         self.layout_digest = self.demo.layout.digest()
         self._spares = {False: Spare(), True: Spare()}  # of the same: one may be read when the other is made

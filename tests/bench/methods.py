@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.exact import transforms
-from node.optim.layout import named_tensors
+from node.optim.layout import Layout, named_tensors
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.parameter_groups import author_of
@@ -271,11 +271,12 @@ class LocalRounds:
         outer_lr: float,
         outer_momentum: float = 0.0,
         betas: tuple[float, float] = (0.8, 0.99),
+        inner: Literal["adamw", "muon"] = "adamw",
         **votes: Any,
     ) -> None:
         self._parameters = [tensor for _, tensor in named_tensors(model)]
-        config = LocalConfig(local_steps, 1.0, *betas)
-        self._inner = [LocalSteps(self._parameters, config) for _ in range(peers)]
+        config, places = LocalConfig(local_steps, 1.0, *betas, optimizer=inner), Layout.of(model).places
+        self._inner = [LocalSteps(self._parameters, config, places) for _ in range(peers)]
         self._where: list[list[Tensor]] = []
         self._done, self._outer_lr = 0, float(np.float32(outer_lr))
         self._votes = Votes(model, peers, clip_norm=None, **votes) if votes else None
@@ -427,6 +428,17 @@ def _diloco_demo(steps: int) -> dict[str, Method]:
     return {f"diloco-h{steps}": whole, **less}
 
 
+def _inner_muon(steps: int) -> dict[str, Method]:
+    """DiLoCo and SparseLoCo with AdamW and with Muon in the peers (MuLoCo, arXiv 2505.23725)."""
+    rounds = {"local_steps": steps, **INNER}
+    sparse = {"outer_lr": 1.0, "sizes": (64,), "selection": "topk", "values": "2bit", "transform": "identity", **SIZED}
+    return {
+        f"{name}-h{steps}-{inner}": Method(LocalRounds, {**rounds, **settings, "inner": inner}, "local steps")
+        for inner in ("adamw", "muon")
+        for name, settings in (("mean", {"outer_momentum": 0.9}), ("sparse", sparse))
+    }
+
+
 def _chunkwise(size: int, iterations: int, output: str = "real") -> Method:
     base = {**CHUNKS, "output": output, "iterations": iterations}
     return Method(Votes, {"sizes": (size,), "base": base, **SECOND}, "muon votes")
@@ -489,6 +501,8 @@ METHODS: Final[Mapping[str, Method]] = {
     ),
     **_diloco_demo(10),
     **_diloco_demo(30),
+    **_inner_muon(15),
+    **_inner_muon(30),
     **{
         f"{scheme}-16": Method(Votes, {"sizes": (16,), "selection": scheme, **SECOND}, "replication")
         for scheme in DRAWN
