@@ -22,7 +22,7 @@ class Lane(Enum):
     PEERS = "peers"  # Report; Follow until its session is known
     JOINING = "joining"  # GetChallenge, MayJoin, Join
     READING = "reading"  # GetRun, ListEntries
-    HEALTH = "health"  # health, reflection
+    HEALTH = "health"  # gRPC health
     OPERATOR = "operator"
 
 
