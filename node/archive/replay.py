@@ -266,7 +266,7 @@ class Replay:
     def _unpacked(self, step: int, name: str, record: archive_pb2.ArchivedPayload, sha256: bytes) -> bytes:
         """The bytes of a record that have the hash in the log; BadStepError for others."""
         try:
-            data = files.unpacked(record.payload_zstd)
+            data = files.payload_of(record)
         except Refusal as refusal:
             raise BadStepError(step, f"{name}: {refusal}") from refusal
         if files.sha256(data) != sha256:

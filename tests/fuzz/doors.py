@@ -430,7 +430,7 @@ def operator_page(data: bytes) -> None:
 
 
 def archive(data: bytes) -> None:
-    for read in (_archived_records, lambda d: files.layout_shapes(d.decode(errors="replace")), files.unpacked):
+    for read in (_archived_records, lambda d: files.layout_shapes(d.decode(errors="replace")), _frame):
         try:
             read(data)
         except Refusal:
@@ -448,7 +448,11 @@ def _archived_records(data: bytes) -> None:
     file = io.BytesIO(data)
     file.name = "payloads"
     for record in files._records(file, 1 << 16):
-        files.unpacked(parse(archive_pb2.ArchivedPayload, record).payload_zstd)
+        files.payload_of(parse(archive_pb2.ArchivedPayload, record))
+
+
+def _frame(data: bytes) -> None:
+    files.payload_of(archive_pb2.ArchivedPayload(payload_zstd=data))
 
 
 def evaluation(data: bytes) -> None:
@@ -529,7 +533,7 @@ def seeds() -> dict[str, list[bytes]]:
     pushed = update_pb2.Announcement(
         step=1, parent_hash=RUN, payload_sha256=hashlib.sha256(b"votes").digest(), payload_bytes=5
     ).SerializeToString()
-    archived = files.packed(b"votes" * 9, HASH, b"")
+    archived = files.payload_record(b"votes" * 9, HASH, b"")
     return {
         "envelope": [sealed(Kind.KIND_REPORT, b"body")],
         "announcement": [said.SerializeToString(), sealed(Kind.KIND_ANNOUNCEMENT, said.SerializeToString())],
