@@ -52,7 +52,7 @@ app = typer.Typer(
 app.command(epilog=EXIT_CODES)(join)
 app.command(epilog=EXIT_CODES)(anchor)
 app.command(epilog=EXIT_CODES)(export)
-app.command(epilog=EXIT_CODES)(push)
+app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(push)
 app.command(epilog=EXIT_CODES)(evaluate)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)

@@ -157,7 +157,7 @@ RUN_BY = {
     r"swarmentum (web|export-page)\b": "tests/system/test_web.py",
     r"swarmentum export swarmentum://\S+ (--push-to-hub|\./models --every)": "tests/system/test_export_series.py",
     r"swarmentum evaluate": "tests/system/test_evaluate.py",
-    r"swarmentum push": "tests/system/test_hub.py",
+    r"hf upload": "tests/system/test_hub.py",
     r"swarmentum export": "tests/system/test_export.py",
     r"swarmentum owner (new|add)": "tests/unit/donor/test_owner.py",
     r"swarmentum data build": "tests/unit/data/test_build.py",
