@@ -42,17 +42,6 @@ Public = Annotated[bool, typer.Option("--public", help="Make a new repository of
 Licence = Annotated[str | None, typer.Option(help="For the card, as the hub spells it, for example apache-2.0.")]
 
 
-def push(context: typer.Context) -> None:
-    """Gone. Names the hub's own command, which also goes on with an upload that broke off."""
-    from node.commands.hugging_face import upload_line
-
-    named = [word for word in context.args if not word.startswith("-")]
-    folder, repo_id = (*named, *("FOLDER", "OWNER/NAME")[len(named) :])[:2]
-    raise OperatorError(
-        f"`swarmentum push` is gone; the hub's own command uploads an export: `{upload_line(Path(folder), repo_id)}`"
-    )
-
-
 @leaving_at_once()
 def export(
     invite: InviteLink,

@@ -159,7 +159,6 @@ RUN_BY = {
     r"swarmentum evaluate": "tests/system/test_evaluate.py",
     r"hf upload": "tests/system/test_hub.py",
     r"swarmentum export": "tests/system/test_export.py",
-    r"swarmentum owner (new|add)": "tests/unit/donor/test_owner.py",
     r"swarmentum data build": "tests/unit/data/test_build.py",
     r"swarmentum service": "tests/unit/node/test_service.py",
     r"swarmentum doctor": "tests/system/test_doctor.py",
