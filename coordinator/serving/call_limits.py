@@ -116,10 +116,6 @@ class Places:
             _less(self._taken, (lane, where))
             _less(self._all, lane)
 
-    def in_use(self, lane: Lane) -> int:
-        """The number of strangers' places of a lane that are taken."""
-        return self._all[lane]
-
 
 class CallSlot:
     """A place that one call has, until `leave`; safe to leave twice."""

@@ -126,11 +126,6 @@ def kept(run: Path) -> tuple[log_pb2.Genesis, Iterator[SignedEntry]]:
     return archived_genesis(folder), archived_entries(folder)[1]
 
 
-async def log_of(invite: Invite) -> list[SignedEntry]:
-    """A run's log, as `read` gets it."""
-    return (await read(invite))[0]
-
-
 async def read(invite: Invite) -> tuple[list[SignedEntry], dict[bytes, Owner]]:
     """A run's log as `read_log` gets it, and the owners."""
     facts, entries = await read_log(invite)

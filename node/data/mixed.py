@@ -69,11 +69,6 @@ class MixedSamples(Samples):
         told = [self._sources[source].away(own) for source, own in sorted(wanted.items())]
         return next(filter(None, told), "")
 
-    def source_of(self, index: int) -> int:
-        """The place of a sample's source in the list."""
-        [(source, _, _)] = self._parts(index, index + 1)
-        return source
-
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, Range, Places]]:
         """(source, its own samples, their indices in the mixture), for each source and block that the range touches."""
         while start < stop:
