@@ -26,10 +26,9 @@ from node.swarm.collector import Collector, PayloadDecoder
 from node.swarm.counters import Counters
 from node.swarm.entries import Entries
 from node.swarm.events import Event
-from node.swarm.follower import Follower
+from node.swarm.follower import Follower, Listener
 from node.swarm.gossip import Topic
 from node.swarm.inbox import Inbox
-from node.swarm.listener import Listener
 from node.swarm.membership import Membership
 from node.swarm.neighbours import Neighbours
 from node.swarm.outbox import Outbox

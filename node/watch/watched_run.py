@@ -13,8 +13,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from protos import limits
-from protos.announcement import check_hashes, open_announcement
 from protos.envelope import Kind, parse
+from protos.equivocation import check_hashes, open_announcement
 from protos.errors import DivergedError, Reason, Refusal
 from protos.figures import loss_of
 from protos.log import Chain, SignedEntry, open_entry

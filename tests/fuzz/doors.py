@@ -50,8 +50,7 @@ from node.swarm.inbox import Announced, Inbox
 from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
 from node.swarm.view import View
 from node.wire.codec import Update, encode_update
-from node.wire.validate import UpdateDoor
-from node.wire.vote_sum import open_aggregate
+from node.wire.validate import UpdateDoor, open_aggregate
 from protos import packing
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, SampleShare

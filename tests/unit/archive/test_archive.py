@@ -18,8 +18,7 @@ from node.archive.record import Recorder
 from node.archive.verify import Verification, text, verify
 from node.archive.verify import line as line_of
 from node.training.replica import Replica
-from node.wire.validate import UpdateDoor
-from node.wire.vote_sum import aggregate
+from node.wire.validate import UpdateDoor, aggregate
 from protos.changes import Settings
 from protos.envelope import Kind, seal
 from protos.errors import OperatorError, Refusal

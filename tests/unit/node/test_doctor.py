@@ -17,8 +17,8 @@ from node.data.errors import DataError
 from node.doctor import lines, machine_probes, run_lines, texts
 from node.doctor.doctor_facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Severity
-from node.doctor.predict import predict
 from node.doctor.probes import side_by_side
+from node.doctor.run_lines import predict
 from node.donor.conditions import MachineFacts, states
 from node.donor.owner_settings import LiveSettings
 from node.model.room import DeviceMemory
