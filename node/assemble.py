@@ -16,10 +16,10 @@ from node.data.samples import Samples
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.counters import Counters
 from node.swarm.events import Event
 from node.swarm.parts import REAL, Outside, build
 from node.swarm.session import Session
+from node.swarm.view import Counters
 from node.training.copier import Copier, Following
 from node.training.exports import Exports
 from node.training.fork_start import Start

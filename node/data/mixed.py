@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from node.data.errors import DataError
 from node.data.permutation import permute
 from node.data.samples import BATCH_SAMPLES_MAX, Batch, Samples
 from protos.assignment import Range
+from protos.errors import DataError
 from protos.mixture import BLOCK, MixturePhase
 
 BLOCKS_KEPT: Final = 64

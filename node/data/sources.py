@@ -16,11 +16,11 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from node.data.arrow_rows import ARROW, PARQUET, arrow, parquet
-from node.data.errors import DataError
 from node.data.rows import BOM_BYTES, JSON, JSON_LINES, TABLES, Rows, json_lines, json_rows, table
 from node.data.tally import LeftOutReason, Tally
 from node.data.unpack import PackedError, inner_name, opened
 from node.data.walk import file_size, mode_of, walk
+from protos.errors import DataError
 
 # Which files of a folder are training text: not its other splits, and not the pages about a data set. Pure, of names alone.
 #

@@ -26,7 +26,7 @@ from node.donor.owner_settings import CONDITIONS, LiveSettings
 from node.donor.priority import Priority
 from node.donor.watch import ConditionWatch
 from node.model.room import limit
-from node.swarm.counters import Counters
+from node.swarm.view import Counters
 from node.training.loop import Trainer
 from node.training.recording import StepRecorder
 from node.training.throttle import Throttle

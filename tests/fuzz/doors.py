@@ -37,7 +37,6 @@ from node.blobs.holder_streams import HolderStreams, Stream
 from node.blobs.turns import Attempt
 from node.control.control_server import answered
 from node.data import manifest as shard_manifest
-from node.data.errors import DataError
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.paper.demo import PaperConfig, PaperDeMo
@@ -57,7 +56,7 @@ from protos.assignment import Range, SampleShare
 from protos.changes import changed_values, settings_body, settings_from_body, settings_of, with_settings
 from protos.end import open_end
 from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_bytes
-from protos.errors import NetworkError, OperatorError, Reason, Refusal
+from protos.errors import DataError, NetworkError, OperatorError, Reason, Refusal
 from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
 from protos.invite import Invite

@@ -13,13 +13,13 @@ import pytest
 from node.data import build as building
 from node.data import permutation
 from node.data.build import build
-from node.data.errors import DataError
 from node.data.permutation import Shuffle, shuffled
 from node.data.sources import Source
 from node.data.tally import LeftOutError
 from node.data.tokenizer import ByteTokenizer
 from node.data.walk import STATE_FILE
 from protos.disk import DiskError
+from protos.errors import DataError
 
 SHARD = 1024
 LOOK = 300

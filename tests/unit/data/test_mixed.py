@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from coordinator.commands.checking import checked
 from node.admission.consent import request
 from node.config import load_settings
-from node.data.errors import DataError
 from node.data.mixed import MixedSamples
 from node.data.samples import Samples
 from node.text import open_text
 from protos.assignment import Range
-from protos.errors import OperatorError
+from protos.errors import DataError, OperatorError
 from protos.mixture import BLOCK, phases, quotas
 from protos.run_config import DataConfig, MixSource, RunConfig, WeightChange, config_from_json
 
