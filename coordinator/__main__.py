@@ -35,6 +35,7 @@ from protos import toml_file
 from protos.about import add_about
 from protos.console import configure_logging, exit_with
 from protos.json_line import as_line, print_json
+from protos.mistakes import REMOVED
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
 
@@ -102,14 +103,12 @@ def serve(
     operator_web_host: Annotated[
         str | None, typer.Option(help="The name of a reverse proxy with TLS before the operator's page.")
     ] = None,
-    reflection: Annotated[
-        bool | None, typer.Option("--reflection", help="Describe the service to strangers (gRPC reflection).")
-    ] = None,
     trace: Annotated[
         bool | None,
         typer.Option("--trace", help="Send a trace of each step by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT."),
     ] = None,
     as_json: Json = False,
+    reflection: Annotated[bool, typer.Option("--reflection", hidden=True)] = False,
 ) -> None:
     """Serve until Ctrl-C. A coordinator that was stopped or killed continues at the same step with the same --home."""
     chosen = settings(
@@ -122,10 +121,11 @@ def serve(
         web_hosts=tuple(web_host) if web_host else None,
         operator_web_listen=operator_web_listen,
         operator_web_host=operator_web_host,
-        reflection=reflection,
         trace=trace,
     )
     configure_logging(as_json=as_json)
+    if reflection:
+        print(f"--reflection {REMOVED['reflection']}", file=sys.stderr)
     from coordinator.serving.served_coordinator import serve as serve_forever
 
     _collect_rarely()

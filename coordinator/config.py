@@ -53,9 +53,6 @@ class CoordinatorSettings(BaseSettings):
     trace: bool = False
     """Send a trace of each step to an OpenTelemetry receiver: OTEL_EXPORTER_OTLP_ENDPOINT, by default http://localhost:4318."""
 
-    reflection: bool = False
-    """Whether strangers may ask for the service's description over gRPC server reflection (grpcurl and the like)."""
-
     @classmethod
     def settings_customise_sources(
         cls,

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from node.commands import dataset, owner_key, service
+from node.commands import dataset, service
 from node.commands.control import finish, leave, me, pause, resume, set_
-from node.commands.copies import export, push
+from node.commands.copies import export
 from node.commands.evaluate import evaluate
+from node.commands.gone import GONE, owner, push
 from node.commands.join import anchor, join
 from node.commands.options import (
     EXIT_CODES,
@@ -52,14 +53,14 @@ app = typer.Typer(
 app.command(epilog=EXIT_CODES)(join)
 app.command(epilog=EXIT_CODES)(anchor)
 app.command(epilog=EXIT_CODES)(export)
-app.command(epilog=EXIT_CODES)(push)
+app.command("push", **GONE)(push)
 app.command(epilog=EXIT_CODES)(evaluate)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)
 app.command("set", epilog=EXIT_CODES)(set_)
 app.add_typer(service.app, name="service")
 app.add_typer(dataset.app, name="data")
-app.add_typer(owner_key.app, name="owner")
+app.command("owner", **GONE)(owner)
 
 
 @app.command(epilog=EXIT_CODES)

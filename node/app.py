@@ -150,8 +150,7 @@ class _Peer:
         payloads = Payloads(self.folder / "payloads", int(settings.payloads_gb * BYTES_A_GB))
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
-        public_key, alone = self.identity.public_key, lead is None
-        self.lent = ResourceLimits(settings, public_key, self._device, alone=alone, trains=self.trains, log=self.log)
+        self.lent = ResourceLimits(settings, self._device, alone=lead is None, trains=self.trains, log=self.log)
 
     def run(self, export_to: Path | None, agree: Callable[[MachineRequest], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""

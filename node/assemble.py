@@ -16,10 +16,10 @@ from node.data.samples import Samples
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.counters import Counters
 from node.swarm.events import Event
 from node.swarm.parts import REAL, Outside, build
 from node.swarm.session import Session
+from node.swarm.view import Counters
 from node.training.copier import Copier, Following
 from node.training.exports import Exports
 from node.training.fork_start import Start
@@ -34,9 +34,8 @@ from node.training.telemetry import StepLog, Summary
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import Update
-from node.wire.validate import UpdateDoor
-from node.wire.vote_sum import aggregate, open_aggregate
-from node.wire.vote_sum import bytes_max as aggregate_bytes_max
+from node.wire.validate import UpdateDoor, aggregate, open_aggregate
+from node.wire.validate import bytes_max as aggregate_bytes_max
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig
@@ -71,11 +70,11 @@ class LateDoor:
         return aggregate_bytes_max(self._known())
 
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes:
-        """See `node.wire.vote_sum.aggregate`."""
+        """See `node.wire.validate.aggregate`."""
         return aggregate(self._known(), updates, step)
 
     def open_aggregate(self, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]:
-        """See `node.wire.vote_sum.open_aggregate`."""
+        """See `node.wire.validate.open_aggregate`."""
         return open_aggregate(self._known(), data, step, named_bytes)
 
     def fit(self, replica: Replica, cap: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from node.config import PeerSettings
-from node.model.effort import Effort
+from node.model.size import Effort
 from node.model.spec import ModelError, ModelSpec, build, check_parameters
 from node.optim.layout import Layout
 from node.optim.second_moment import Kind

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from node.data.errors import DataError, TokenizerError
 from node.model.device import DeviceError
 from node.model.gradients import no_room
 from node.model.spec import ModelError
-from protos.errors import OperatorError, SwarmentumError
+from protos.errors import DataError, OperatorError, SwarmentumError, TokenizerError
 from protos.v1 import coordinator_pb2 as pb
 
 Failing = pb.JoinFailure

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from protos.amounts import amount, count
 from protos.limits import DEVICE_CHARACTERS_MAX
 from protos.text import printable
 
@@ -51,25 +52,6 @@ class PeerTotals:
 def allreduce_bytes(parameters: int) -> int:
     """Bytes that a peer sends in a step of an fp32 ring all-reduce (the limit for many peers)."""
     return ALLREDUCE_BYTES_PER_PARAMETER * parameters
-
-
-def format_bytes(count: float) -> str:
-    """Three digits and a decimal unit: 999 B, 1.23 kB, 45.6 MB."""
-    return f"{count:.0f} B" if abs(count) < 1000 else _three_digits(count, ("kB", "MB", "GB", "TB", "PB"))
-
-
-def format_count(count: int) -> str:
-    """Whole up to 99,999, then three digits: 1.23 M."""
-    return f"{count:,}" if abs(count) < 100_000 else _three_digits(count, ("k", "M", "G", "T", "P"))
-
-
-def _three_digits(count: float, units: Sequence[str]) -> str:
-    power = 1
-    while power < len(units) and abs(count) >= 999.5 * 1000**power:
-        power += 1
-    value = count / 1000**power
-    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{decimals}f} {units[power - 1]}"
 
 
 def format_ratio(part: float, whole: float) -> str:
@@ -141,7 +123,7 @@ def peers_table(rows: Sequence[PeerTotals], parameters: int) -> Table:
     """
     equal = len({row.digest for row in rows}) <= 1
     steps = max((row.steps_applied for row in rows), default=0)
-    moved = format_bytes(steps * allreduce_bytes(parameters))
+    moved = amount(steps * allreduce_bytes(parameters))
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -159,10 +141,10 @@ def peers_table(rows: Sequence[PeerTotals], parameters: int) -> Table:
         table.add_row(
             row.id[-ID_SHOWN_CHARS:],
             Text(printable(row.device, DEVICE_CHARACTERS_MAX)),
-            format_count(row.steps_applied),
-            format_count(row.votes_accepted),
-            format_bytes(row.wire_bytes_sent),
-            format_bytes(row.wire_bytes_received),
+            f"{row.steps_applied:,}",
+            count(row.votes_accepted),
+            amount(row.wire_bytes_sent),
+            amount(row.wire_bytes_received),
             format_ratio(row.wire_bytes_sent, allreduce_bytes(parameters) * row.steps_applied),
             row.digest[:DIGEST_SHOWN_CHARS],
             style=None if equal else "red",

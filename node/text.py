@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from node.admission.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
 from node.data.corpus import open_corpus
-from node.data.errors import DataError
 from node.data.manifest import MANIFEST, ShardManifest, parse, sha256_of
 from node.data.mixed import MixedSamples
 from node.data.samples import Samples
@@ -26,6 +25,7 @@ from node.data.tokenizer import Tokenizer, run_tokenizer
 from node.data.walk import reason_of_name
 from protos.assignment import Range
 from protos.disk import write_bytes, writing
+from protos.errors import DataError
 from protos.mixture import phases
 from protos.run_config import RunConfig
 from protos.web_address import is_web

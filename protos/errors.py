@@ -76,3 +76,14 @@ class Refusal(SwarmentumError):  # noqa: N818 - the door returns it as a verdict
         super().__init__(f"{reason.value}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+# The error of the operator's data, in one class: the message names the file, the value and what to do.
+
+
+class DataError(OperatorError):
+    """The data that the operator named cannot be trained on."""
+
+
+class TokenizerError(DataError):
+    """The tokenizer that the run names cannot be loaded."""

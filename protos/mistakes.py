@@ -44,6 +44,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Pattern -> what it expects, and an example that fits."""
 
+REMOVED: Final[Mapping[str, str]] = {
+    "reflection": "does nothing any more: the service is described by the .proto files in protos/v1; remove it",
+}
+"""Settings and options of earlier versions -> what to say to a person who still gives them."""
+
 
 class Mistake(ValueError):  # noqa: N818 - it is a value with keys; pydantic wants an exception
     """Settings that do not fit together.

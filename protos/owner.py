@@ -1,4 +1,4 @@
-"""The owner that a peer names: a name is a claim, and an owner's key can sign for it. ADR 35. Pure.
+"""The owner that a peer names: a claim, which keys signed in earlier versions. ADR 35. Pure.
 
 One door for the bytes of strangers: `owner_from_body`. Refuses names that do not print on one line: control characters, and
 marks that turn the direction of writing. Refuses a signature that is not the key's, so a wrong one never passes for a claim.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from protos.errors import Reason, Refusal
-from protos.identity import Identity, peer_id, verify
+from protos.identity import peer_id, verify
 from protos.limits import OWNER_CHARACTERS_MAX
 from protos.v1 import coordinator_pb2 as pb
 
@@ -65,19 +65,10 @@ def name_of(text: str) -> str:
     return name
 
 
-def signed_by(key: Identity, name: str, public_key: bytes) -> Owner:
-    """The owner of this name and key signs that the peer with this public key is its own."""
-    return Owner(name, key.public_key, key.sign(_signed_bytes(name, public_key)))
-
-
 @lru_cache(maxsize=4096)  # readers ask again at each look
 def is_signed_for(owner: Owner, public_key: bytes) -> bool:
     """Whether the owner's key signed for this peer under this name."""
-    return verify(owner.public_key, owner.signature, _signed_bytes(owner.name, public_key))
-
-
-def _signed_bytes(name: str, public_key: bytes) -> bytes:
-    return _DOMAIN + public_key + name.encode()
+    return verify(owner.public_key, owner.signature, _DOMAIN + public_key + owner.name.encode())
 
 
 def owner_body(owner: Owner) -> pb.Owner:

@@ -11,8 +11,26 @@ from collections.abc import Mapping
 from typing import Final
 
 from protos.limits import PUBLIC_KEY_BYTES
-from protos.phases import UNKNOWN
 from protos.v1 import coordinator_pb2 as pb
+
+# The phase of a run in one word, the same in `status`, `run list`, the page and the metrics.
+
+PAUSED = "paused"
+ARCHIVED = "archived"
+UNKNOWN = "unknown"
+_WORDS = {pb.Phase.PHASE_WAITING: "waiting", pb.Phase.PHASE_OPEN: "open", pb.Phase.PHASE_FINISHED: "finished"}
+
+
+def phase_word(facts: pb.GetRunResponse) -> str:
+    """`waiting`, `open`, `paused`, `finished` or `archived`; `unknown` for a phase that this version does not know.
+
+    A paused run whose open step is not decided yet is `open`.
+    """
+    if facts.archived:
+        return ARCHIVED
+    word = _WORDS.get(facts.phase, UNKNOWN)
+    return PAUSED if facts.paused and word == "waiting" else word
+
 
 STATUS_PEERS_MAX: Final = 1024
 STATUS_EXCLUSIONS_MAX: Final = 256

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import TomlConfigSettingsSource
 
 from protos.errors import OperatorError
-from protos.mistakes import Mistake, expected
+from protos.mistakes import REMOVED, Mistake, expected
 
 Place = tuple[int | str, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -190,7 +190,7 @@ def wrongs(error: ValidationError) -> list[Wrong]:
         about: tuple[Place, ...] = (place,)
         match item["type"]:
             case "extra_forbidden":
-                message = UNKNOWN
+                message = REMOVED.get(str(place[-1]), UNKNOWN)
             case "string_pattern_mismatch":
                 message = expected(str(item["ctx"]["pattern"]))
             case "value_error":

@@ -22,9 +22,6 @@ END_SECONDS_MAX: Final = 3.0
 WARNING_SECONDS: Final = 60.0
 """At most one warning about the receiver in this time."""
 WARNING_CHARACTERS_MAX: Final = 500
-CLOCK_SECONDS: Final = 60.0
-"""The difference between the wall clock and the monotonic clock is read so often."""
-CLOCK_READINGS: Final = 5
 _DOMAIN: Final = b"swarmentum trace 1\x00"
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _NANO: Final = 1_000_000_000
@@ -67,7 +64,7 @@ class Tracing:
         names = {"service.instance.id": instance}
         if not os.environ.get("OTEL_SERVICE_NAME"):
             names["service.name"] = service
-        self._ids, self._wall = _Ids(), _Wall()
+        self._ids = _Ids()
         self._provider: Any = TracerProvider(
             resource=Resource.create(names), id_generator=self._ids, shutdown_on_exit=False
         )
@@ -129,11 +126,14 @@ class Tracing:
         if parent is not None:
             above = api.SpanContext(trace, parent, is_remote=True, trace_flags=api.TraceFlags(api.TraceFlags.SAMPLED))
             context = api.set_span_in_context(api.NonRecordingSpan(above), context)
-        began, ended = self._wall.of(span)
+        # Both ends with one reading of the clocks: a span keeps its length when somebody sets the wall clock.
+        offset = time.time_ns() - time.monotonic_ns()
         with self._lock:
             self._ids.trace, self._ids.span = trace, own
-            made = self._tracer.start_span(name, context=context, start_time=began, attributes=values)
-        made.end(ended)
+            made = self._tracer.start_span(
+                name, context=context, start_time=offset + round(span[0] * _NANO), attributes=values
+            )
+        made.end(offset + round(max(span) * _NANO))
 
     def close(self) -> None:
         """Send the spans that wait, for END_SECONDS_MAX at most."""
@@ -143,30 +143,6 @@ class Tracing:
         if thread.is_alive():
             self._log.warning("the last spans are not sent: their receiver is too slow or does not answer")
         self._warnings.close()
-
-
-class _Wall:
-    """Turns moments of the monotonic clock into ns since 1970. The difference of the clocks is read anew only now and then, so
-    the spans of a step keep their order and their lengths."""
-
-    def __init__(self) -> None:
-        self._offset, self._read = self._difference(), time.monotonic()
-
-    def of(self, span: Span) -> tuple[int, int]:
-        """Begin and end."""
-        if time.monotonic() - self._read > CLOCK_SECONDS:
-            self._offset, self._read = self._difference(), time.monotonic()
-        began, ended = (self._offset + round(moment * _NANO) for moment in span)
-        return began, max(began, ended)
-
-    @staticmethod
-    def _difference() -> int:
-        """The one of several readings that took the least time."""
-        found = []
-        for _ in range(CLOCK_READINGS):
-            before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-            found.append((after - before, wall - (before + after) // 2))
-        return min(found)[1]
 
 
 def _check_protocol() -> None:

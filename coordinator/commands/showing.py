@@ -13,8 +13,8 @@ from protos.failures import failure_values, failure_words
 from protos.identity import short
 from protos.json_line import print_json
 from protos.log import run_id_of
-from protos.phases import phase_word
 from protos.run_config import RunConfig, config_from_json
+from protos.run_facts import phase_word
 from protos.start import fork_values, fork_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from coordinator.commands.options import EXIT_CODES, Home, Json, settings
 from coordinator.store import logins
-from coordinator.store.page_address import PageAddress
+from coordinator.store.logins import PageAddress
 from protos.json_line import print_json
 
 app = typer.Typer(

@@ -22,7 +22,7 @@ class Lane(Enum):
     PEERS = "peers"  # Report; Follow until its session is known
     JOINING = "joining"  # GetChallenge, MayJoin, Join
     READING = "reading"  # GetRun, ListEntries
-    HEALTH = "health"  # health, reflection
+    HEALTH = "health"  # gRPC health
     OPERATOR = "operator"
 
 
@@ -115,10 +115,6 @@ class Places:
         else:
             _less(self._taken, (lane, where))
             _less(self._all, lane)
-
-    def in_use(self, lane: Lane) -> int:
-        """The number of strangers' places of a lane that are taken."""
-        return self._all[lane]
 
 
 class CallSlot:

@@ -25,7 +25,6 @@ from protos.address import network_of, site
 from protos.errors import Reason
 
 REQUEST_SECONDS_MAX = 10.0
-REFLECTION_SECONDS_MAX = 30.0
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; grpcio ships no types
 _LANES = {
     "GetRun": Lane.READING,
@@ -73,13 +72,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _guarded(self, handler: Any, lane: Lane) -> Any:
         """The same method behind the gate, as a stream of raw requests."""
-        if handler.request_streaming and lane is Lane.PEERS:
-            return grpc.stream_stream_rpc_method_handler(
-                self._telling(handler, lane), None, handler.response_serializer
-            )
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._reflecting(handler, lane), handler.request_deserializer, handler.response_serializer
+                self._telling(handler, lane), None, handler.response_serializer
             )
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
@@ -108,18 +103,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
             with self._counted(context.peer()), place:
                 await handler.stream_stream(parsed(), context)
-
-        return call
-
-    def _reflecting(self, handler: Any, lane: Lane) -> Any:
-        async def call(requests: Any, context: Context) -> None:
-            with await self._enter(lane, context):
-                try:
-                    async with asyncio.timeout(REFLECTION_SECONDS_MAX):
-                        async for answer in handler.stream_stream(requests, context):
-                            await context.write(answer)
-                except TimeoutError:
-                    await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "a call may take 30 s")
 
         return call
 

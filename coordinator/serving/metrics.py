@@ -18,7 +18,7 @@ from protos.errors import Reason
 from protos.evaluation import figure, reopen_evaluation
 from protos.identity import short
 from protos.log import FORMAT_VERSION, Entry
-from protos.phases import PAUSED
+from protos.run_facts import PAUSED
 from protos.text import printable
 from protos.version import software_version
 

@@ -106,7 +106,7 @@ class PageProcess:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await _ended(child)
+            await ended(child)
         return -1 if child.returncode is None else child.returncode
 
     async def _tell(self, child: asyncio.subprocess.Process) -> None:
@@ -132,7 +132,7 @@ class PageProcess:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _ended(child: asyncio.subprocess.Process) -> None:
+async def ended(child: asyncio.subprocess.Process) -> None:
     """The end of stdin asks the process to stop; it is killed if it does not."""
     if child.stdin is not None:
         child.stdin.close()

@@ -15,7 +15,6 @@ from coordinator.clock.effects import Denial
 from coordinator.clock.events import Disconnected, Reported
 from coordinator.clock.state import Run
 from coordinator.serving import clocks, doors, state_messages
-from coordinator.serving.bootstrap import bootstrap
 from coordinator.serving.calls import (
     Calls,
     Context,
@@ -29,7 +28,7 @@ from coordinator.serving.event_loop import RunRuntime
 from coordinator.serving.gate import admitted
 from coordinator.serving.hub import Hub
 from coordinator.serving.identity_programs import IdentityPrograms
-from coordinator.serving.reading import ReadersBusyError
+from coordinator.serving.reading import ReadersBusyError, bootstrap
 from coordinator.serving.sessions import Sessions
 from protos import limits, version
 from protos.address import block_of, network_of, site

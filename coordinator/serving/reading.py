@@ -7,17 +7,61 @@ Refuses strangers' reads beyond READS_WAITING_MAX.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeAlias
 
+from coordinator.clock.records import SnapshotFact
+from coordinator.clock.state import Peer, PeerPhase, Run
 from coordinator.store.journal import Journal
-from coordinator.store.states import states
+from protos.address import Address, Network, shown, usable
 from protos.errors import SwarmentumError
+from protos.identity import peer_id
+from protos.limits import STATES_MAX
+from protos.log import open_entry
 from protos.start import StartingState
 from protos.v1 import envelope_pb2
+
+# The states of a run that a fork can begin at: its agreed snapshots, with what the log says of their steps. ADR 5.
+#
+# Reads the journal. Refuses step 0, which follows from a seed, and an entry that this coordinator did not sign.
+
+
+def states(
+    journal: Journal, run_id: bytes, coordinator: bytes, agreed_digests: Mapping[int, bytes]
+) -> list[StartingState]:
+    """Oldest first, at most the newest STATES_MAX. `agreed_digests`: by step, of steps that no entry follows yet.
+
+    Raises JournalError, or Refusal for an entry that this coordinator did not sign.
+    """
+    facts = [fact for fact in journal.agreed_snapshots(run_id) if fact.step]
+    found = (_state(journal, run_id, coordinator, fact, agreed_digests) for fact in facts[-STATES_MAX:])
+    return [state for state in found if state is not None]
+
+
+def _state(
+    journal: Journal, run_id: bytes, coordinator: bytes, fact: SnapshotFact, agreed_digests: Mapping[int, bytes]
+) -> StartingState | None:
+    """None for a step whose entry this journal has lost."""
+    envelopes = journal.entries(run_id, fact.step, 2)
+    signed = [open_entry(data, run_id=run_id, coordinator=coordinator) for data in envelopes]
+    if not signed or signed[0].entry.step != fact.step:
+        return None
+    digest = signed[1].entry.parent_state_digest if len(signed) > 1 else b""
+    return StartingState(
+        run_id,
+        coordinator,
+        fact.step,
+        signed[0].hash,
+        fact.root,
+        fact.total_bytes,
+        digest or agreed_digests.get(fact.step, b""),
+        signed[0].entry.next_sample,
+    )
+
 
 READS_WAITING_MAX = 64
 PAGES_CACHED_BYTES_MAX = 64 << 20
@@ -88,3 +132,40 @@ class LogPages:
         for lane in (self._followers, self._strangers):
             lane.shutdown(wait=True, cancel_futures=True)
         self._journal.close()
+
+
+# The addresses of connected peers that a peer gets to start from. Pure.
+#
+# The run's own bootstrap addresses come first. Then come connected peers in random order, those with accepted votes first,
+# with two addresses each. A peer that joins first, or often, gets no more of the list than its share.
+
+BOOTSTRAP_PEERS_MAX = 16
+TENURED_DRAWN_FROM = 4
+"""Peers with votes are drawn from the so many times BOOTSTRAP_PEERS_MAX that have most."""
+BOOTSTRAP_ADDRESSES_MAX = 64
+
+
+def bootstrap(run: Run, networks: Mapping[bytes, Network], to: Network, without: bytes, seed: bytes = b"") -> list[str]:
+    """The addresses for a peer that comes from `to`. `networks`: where each peer of the run comes from."""
+    draw = random.Random(run.head_hash + without + seed)  # noqa: S311 - a fair draw, no secret
+    theirs = [
+        address
+        for peer in _drawn(run, without, draw)
+        for address in shown(_addresses(peer), networks.get(peer.public_key), to)
+    ]
+    return list(dict.fromkeys([*run.config.overlay.bootstrap, *theirs]))[:BOOTSTRAP_ADDRESSES_MAX]
+
+
+def _drawn(run: Run, without: bytes, draw: random.Random) -> Sequence[Peer]:
+    here = [
+        p for p in run.peers.values() if p.phase is not PeerPhase.ABSENT and p.public_key != without and p.addresses
+    ]
+    here.sort(key=lambda p: (not p.anchor, -p.votes_accepted, p.public_key))
+    tenured = [p for p in here if p.anchor or p.votes_accepted][: TENURED_DRAWN_FROM * BOOTSTRAP_PEERS_MAX]
+    others = [p for p in here if not p.anchor and not p.votes_accepted]
+    chosen = draw.sample(tenured, min(len(tenured), BOOTSTRAP_PEERS_MAX))
+    return chosen + draw.sample(others, min(len(others), BOOTSTRAP_PEERS_MAX - len(chosen)))
+
+
+def _addresses(peer: Peer) -> list[Address]:
+    return usable(peer.addresses, peer_id(peer.public_key))

@@ -24,7 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import start_http_server
 
 from coordinator.config import CoordinatorSettings, split_address
-from coordinator.serving import reflection, tls
+from coordinator.serving import tls
 from coordinator.serving.call_limits import Places
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.connection_limits import Bounded
@@ -289,8 +289,6 @@ async def _listen(
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
     coordinator_pb2_grpc.add_OperatorServiceServicer_to_server(OperatorService(hub, front.sessions), server)
     health_pb2_grpc.add_HealthServicer_to_server(front.health, server)
-    if settings.reflection:
-        reflection.enable((*SERVICE_NAMES, health.SERVICE_NAME), server)
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
     try:
         port = server.add_secure_port(settings.listen, credentials)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from coordinator.store.page_address import PageAddress
+from coordinator.store.logins import PageAddress
 from coordinator.web.child import Child
 from coordinator.web.requests import Requests
 from protos.console import configure_logging, exit_with

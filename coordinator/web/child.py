@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
+from coordinator.serving.page import ended
 from coordinator.serving.throttled_log import ThrottledLog
 from coordinator.web.requests import OperatorReply, Requests
+from protos.json_line import as_line
 from protos.safe_path import python_command
 
 MODULE: Final = "node.operator_page"
@@ -28,7 +29,6 @@ REQUESTS_MAX: Final = 64
 """Requests that wait for their answers. The process itself sends fewer."""
 READY_SECONDS_MAX: Final = 120.0
 WRITE_SECONDS_MAX: Final = 10.0
-STOP_SECONDS_MAX: Final = 2.0
 
 
 class _EndedError(Exception):
@@ -59,7 +59,7 @@ class Child:
         except* (TimeoutError, ConnectionError, ValueError) as group:
             self._log.warning("the operator's page gets no answers any more", why=repr(group.exceptions[0]))
         finally:
-            await _ended(child)
+            await ended(child)
         return -1 if child.returncode is None else child.returncode
 
     async def _serve(self, child: asyncio.subprocess.Process, ready: Callable[[str], None]) -> None:
@@ -92,31 +92,5 @@ class Child:
 
 def line_of(number: int, answer: OperatorReply) -> bytes:
     """An answer as a line."""
-    values = {"id": number, "status": answer.status, "body": finite(answer.body), "cookie": answer.cookie}
-    return json.dumps(values, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
-
-
-def finite(value: Any) -> Any:
-    """The same JSON values, with null for the numbers that JSON lacks: a loss may be NaN."""
-    match value:
-        case dict():
-            return {key: finite(each) for key, each in value.items()}
-        case list() | tuple():
-            return [finite(each) for each in value]
-        case float() if not math.isfinite(value):
-            return None
-        case _:
-            return value
-
-
-async def _ended(child: asyncio.subprocess.Process) -> None:
-    """The end of stdin asks the process to stop; it is killed if it does not."""
-    if child.stdin is not None:
-        child.stdin.close()
-    try:
-        async with asyncio.timeout(STOP_SECONDS_MAX):
-            await child.wait()
-    except (TimeoutError, asyncio.CancelledError):
-        with suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
+    values = {"id": number, "status": answer.status, "body": answer.body, "cookie": answer.cookie}
+    return as_line(values).encode("ascii") + b"\n"

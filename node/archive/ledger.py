@@ -20,8 +20,8 @@ from rich.table import Column, Table
 
 from node.archive import files
 from node.link.client import CoordinatorClient
-from node.pictures import format_bytes
 from protos.accounts import Account, Accounts, Excluded
+from protos.amounts import amount
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
@@ -126,11 +126,6 @@ def kept(run: Path) -> tuple[log_pb2.Genesis, Iterator[SignedEntry]]:
     return archived_genesis(folder), archived_entries(folder)[1]
 
 
-async def log_of(invite: Invite) -> list[SignedEntry]:
-    """A run's log, as `read` gets it."""
-    return (await read(invite))[0]
-
-
 async def read(invite: Invite) -> tuple[list[SignedEntry], dict[bytes, Owner]]:
     """A run's log as `read_log` gets it, and the owners."""
     facts, entries = await read_log(invite)
@@ -158,7 +153,7 @@ def show(found: Ledger) -> None:
     """For people."""
     table = Table(Column("identity", no_wrap=True), "votes", "samples", "tokens", "payloads", "steps", "uptime")
     for a in found.accounts:
-        steps, sent = f"{a.first_step} to {a.last_step}", format_bytes(a.payload_bytes)
+        steps, sent = f"{a.first_step} to {a.last_step}", amount(a.payload_bytes)
         table.add_row(
             a.id,
             str(a.votes_accepted),

@@ -171,11 +171,15 @@ class Recorder:
         assert self._files is not None
         to_payloads, to_log = self._files
         if signed.entry.aggregate is not None:
-            self._written += files.append(to_payloads, files.packed(payloads[0], signed.entry.aggregate.sha256, b""))
+            self._written += files.append(
+                to_payloads, files.payload_record(payloads[0], signed.entry.aggregate.sha256, b"")
+            )
         else:
             for contribution, payload in zip(signed.entry.contributions, payloads, strict=True):
                 word = announcements.get(contribution.public_key, b"")
-                self._written += files.append(to_payloads, files.packed(payload, contribution.payload_sha256, word))
+                self._written += files.append(
+                    to_payloads, files.payload_record(payload, contribution.payload_sha256, word)
+                )
         to_payloads.flush()
         self._written += files.append(to_log, signed.envelope)
         to_log.flush()

@@ -15,21 +15,18 @@ from torch import Tensor
 
 from node.archive import files
 from node.archive.confirmed import Confirmed
-from node.archive.files import Segment
-from node.archive.genesis import Genesis
+from node.archive.files import Genesis, Segment
 from node.optim.digest import part_of, state_digest
-from node.snapshot.forked_snapshot import is_start
+from node.snapshot.elsewhere import is_start
 from node.snapshot.pieces import SnapshotManifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
 from node.training.methods import optimizer_of
 from node.training.replica import BASE_PREFIX
 from node.wire.codec import Update
-from node.wire.validate import UpdateDoor
-from node.wire.vote_sum import bytes_max, open_aggregate
-from protos.announcement import open_announcement
+from node.wire.validate import UpdateDoor, bytes_max, open_aggregate
 from protos.changes import Settings, with_settings
 from protos.checks import VERDICTS_NEEDED
 from protos.envelope import parse
-from protos.equivocation import prove_exclusion
+from protos.equivocation import open_announcement, prove_exclusion
 from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
 from protos.log import Aggregate, Chain, Contribution, SignedEntry
@@ -266,7 +263,7 @@ class Replay:
     def _unpacked(self, step: int, name: str, record: archive_pb2.ArchivedPayload, sha256: bytes) -> bytes:
         """The bytes of a record that have the hash in the log; BadStepError for others."""
         try:
-            data = files.unpacked(record.payload_zstd)
+            data = files.payload_of(record)
         except Refusal as refusal:
             raise BadStepError(step, f"{name}: {refusal}") from refusal
         if files.sha256(data) != sha256:

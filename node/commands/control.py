@@ -13,7 +13,7 @@ import typer
 
 from node.commands.options import Json
 from node.control import moments, words
-from node.control.call import call
+from node.control.control_server import call
 from protos.amounts import amount, duration
 from protos.json_line import as_line, print_json
 

@@ -1,7 +1,4 @@
-"""`swarmentum export`: the model of a run as it is now, in a folder that Hugging Face loads. `swarmentum push`: to the hub.
-
-Both train nothing.
-"""
+"""`swarmentum export`: the model of a run as it is now, in a folder that Hugging Face loads. Trains nothing."""
 
 from __future__ import annotations
 
@@ -32,33 +29,17 @@ from node.imports import many_imports
 from protos.console import configure_logging
 from protos.errors import OperatorError
 from protos.invite import Invite
-from protos.json_line import as_line, print_json
+from protos.json_line import print_json
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.start import RUN_DIGITS_SHOWN
 
 if TYPE_CHECKING:
-    from node.commands.uploads import Uploads
+    from node.commands.hugging_face import Uploads
     from node.config import PeerSettings
 
 KEPT = 3
 Public = Annotated[bool, typer.Option("--public", help="Make a new repository of the hub public.")]
 Licence = Annotated[str | None, typer.Option(help="For the card, as the hub spells it, for example apache-2.0.")]
-
-
-@leaving_at_once()
-def push(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="An export: of this command, or of `join --export`.")
-    ],
-    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name of a model on the hub.")],
-    public: Public = False,
-    as_json: Json = False,
-) -> None:
-    """Upload an export to the Hugging Face hub. The same command goes on with an upload that broke off."""
-    need_node_extra()
-    configure_logging(as_json=as_json)
-    url = _pushed(folder, repo_id, public=public)
-    print(as_line({"hub": url}) if as_json else f"{repo_id}: {url}")
 
 
 @leaving_at_once()
@@ -134,20 +115,19 @@ class _Target:
 
 def _export(to: _Target, settings: PeerSettings) -> int:
     run_id, folder = Invite.parse(to.link).run_id.hex(), to.folder
+    from node.commands import hugging_face
+
     if folder is None:
         if to.repo_id is None:
             raise OperatorError("give a FOLDER for the model, or --push-to-hub REPO_ID, or both")
         folder = settings.home / "exports" / run_id[:RUN_DIGITS_SHOWN]
     if to.repo_id is not None:
-        from node.commands import hugging_face
-
         hugging_face.check(to.repo_id, run_id)  # before a peer joins, so that no work is lost on it
     with many_imports(said=not to.as_json):
         from node.app import join
     from node.admission.consent import MachineRequest, must_ask
     from node.commands import person
     from node.commands.credits import add_credits
-    from node.commands.uploads import Uploads
     from node.training.exports import Series
 
     def agree(asked: MachineRequest) -> None:
@@ -158,7 +138,8 @@ def _export(to: _Target, settings: PeerSettings) -> int:
     if to.every is not None:
         uploads = None
         if to.repo_id is not None:
-            uploads = Uploads(to.repo_id, partial(_told, to, "pushed"), structlog.get_logger("peer"), public=to.public)
+            done, log = partial(_told, to, "pushed"), structlog.get_logger("peer")
+            uploads = hugging_face.Uploads(to.repo_id, done, log, public=to.public)
         series = Series(folder.absolute(), to.every, to.keep, partial(_exported, to, uploads))
         outcome = join(to.link, settings, None, agree, copies=True, series=series)
         if outcome.exit_code == EXIT_INTERRUPTED:
@@ -173,7 +154,7 @@ def _export(to: _Target, settings: PeerSettings) -> int:
     add_credits(to.link, folder, summary.step)
     if not to.as_json:
         print(f"{summary.checkpoint}: step {summary.step}, state digest {summary.digest[:16]}", flush=True)
-    url = None if to.repo_id is None else _pushed(folder, to.repo_id, public=to.public)
+    url = None if to.repo_id is None else hugging_face.push(folder, to.repo_id, public=to.public)
     if to.as_json:
         print_json({**asdict(summary), "hub": url})
     elif url is not None:
@@ -193,9 +174,3 @@ def _told(to: _Target, event: str, path: Path, step: int, url: str | None = None
         print_json({"event": event, "step": step, "folder": str(path), "hub": url})
     else:
         print(f"{event}: {path}{'' if url is None else f', {url}'}", flush=True)
-
-
-def _pushed(folder: Path, repo_id: str, *, public: bool) -> str:
-    from node.commands import hugging_face
-
-    return hugging_face.push(folder, repo_id, public=public)

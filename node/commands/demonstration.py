@@ -29,7 +29,8 @@ from rich.text import Text
 from node.commands.here import ANCHOR, OFFLINE, LocalProcesses
 from node.commands.processes import Processes
 from node.commands.status import as_values, fetch
-from node.pictures import PeerTotals, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
+from node.pictures import PeerTotals, allreduce_bytes, loss_chart, loss_png, peers_table, render
+from protos.amounts import amount
 from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
@@ -204,7 +205,7 @@ def _line(values: dict[str, Any]) -> str:
     loss = "" if values["loss"] is None else f", loss {values['loss']:.3f}"
     here = sum(peer["phase"] == "ready" and not peer["anchor"] for peer in values["peers"])
     why = "" if values["phase"] == "open" else f" ({values['reason']})"
-    moved = format_bytes(values["payload_bytes"])
+    moved = amount(values["payload_bytes"])
     return f"step {values['step']:>3} of {values['steps']}{loss}, {here} peers ready, {moved} of votes{why}"
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.config import PeerSettings
-from node.doctor import lines, machine_probes, run_lines, seat, swarm, texts
+from node.doctor import lines, machine_probes, run_lines, seat, swarm
 from node.doctor.doctor_facts import Fault, Found
 from node.doctor.lines import Line, Severity
 from node.doctor.probes import side_by_side
@@ -56,7 +56,7 @@ def examine(
         "here": lambda: machine_probes.here(settings),
         "owner": lambda: conditions_of(settings),
         "limits": lambda: Live(settings.home, settings).values,
-        "texts": lambda: texts.of_person(settings),
+        "texts": lambda: machine_probes.of_person(settings),
     }
     if invite is not None:
         probes["way"] = lambda: asyncio.run(swarm.way_to(invite))
@@ -102,7 +102,7 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault, tell: T
     }
     if not isinstance(first["asks"], Fault):  # else the run's own code could be called without consent
         probes["seat"] = lambda: seat.seat_of(run.config, settings, folder)
-        probes["texts"] = lambda: texts.of_run(run.config, settings)
+        probes["texts"] = lambda: machine_probes.of_run(run.config, settings)
     unasked: dict[str, Any] = {"seat": Fault("the run asks for more than was allowed"), "texts": ()}
     facts = unasked | side_by_side(probes, RUN_SECONDS_MAX)
     inside = facts["inside"]

@@ -7,8 +7,10 @@ the address are the library's own: HF_TOKEN or `hf auth login`, and HF_ENDPOINT.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any, Final
 
 from node.export.card import MARK
 from node.quiet import slowly
-from protos.errors import NetworkError, OperatorError, RefusedError
+from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
 
 REVISION_MARK: Final = "@"
 WEIGHT_PATTERNS: Final = ("*.safetensors", "*.safetensors.index.json")
@@ -70,7 +72,7 @@ def check(repo_id: str, run_id: str) -> None:
 def push(folder: Path, repo_id: str, *, public: bool) -> str:
     """Upload an export as one commit; its address. A repository that is new is private unless `public`.
 
-    The hub keeps what an upload that broke off has sent: the next call sends the rest.
+    The hub keeps what an upload that broke off has sent: `upload_line` sends the rest.
     """
     from huggingface_hub import HfApi
 
@@ -87,6 +89,11 @@ def push(folder: Path, repo_id: str, *, public: bool) -> str:
             delete_patterns=list(WEIGHT_PATTERNS),  # of an earlier export in more files
         )
     return str(made.commit_url)
+
+
+def upload_line(folder: Path, repo_id: str) -> str:
+    """The hub's own command that does the same. `--delete`: weights of an earlier export in more files."""
+    return f"hf upload {shlex.quote(repo_id)} {shlex.quote(str(folder))} . --private --delete '{WEIGHT_PATTERNS[0]}'"
 
 
 def is_hub_id(model: str) -> bool:
@@ -115,9 +122,7 @@ def _plain(repo_id: str, folder: Path | None = None) -> Iterator[None]:
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP library, whichever that is
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    again = (
-        "" if folder is None else f". The export is in {folder}; `swarmentum push {folder} {repo_id}` goes on with it"
-    )
+    again = "" if folder is None else f". The export is in {folder}; `{upload_line(folder, repo_id)}` goes on with it"
     if not sys.stderr.isatty():
         disable_progress_bars()  # stderr is a log
     try:
@@ -164,3 +169,44 @@ def _of_status(repo_id: str, error: Any, again: str) -> OperatorError | RefusedE
 
 def _line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+class Uploads:
+    """Uploads of a series of exports to one repository, on a thread: the program follows its run meanwhile.
+
+    `done` gets the folder, step and address of each upload, on the thread. Refuses to queue: if exports come faster than the
+    hub takes them, only the newest one waits. An upload that fails costs a line of the log, and the next one is tried.
+    """
+
+    def __init__(self, repo_id: str, done: Callable[[Path, int, str], None], log: Any, *, public: bool) -> None:
+        self._repo_id, self._public, self._done, self._log = repo_id, public, done, log
+        self._changed = threading.Condition()
+        self._waiting: tuple[Path, int] | None = None
+        self._over = False
+        self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
+        self._thread.start()
+
+    def put(self, path: Path, step: int) -> None:
+        """An export is there. Returns at once."""
+        with self._changed:
+            self._waiting = path, step
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Upload what waits, and end."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or self._waiting is not None)
+                if self._waiting is None:
+                    return
+                (path, step), self._waiting = self._waiting, None
+            try:
+                self._done(path, step, push(path, self._repo_id, public=self._public))
+            except SwarmentumError as error:
+                self._log.warning("the export is not on the hub", step=step, why=str(error))

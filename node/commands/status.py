@@ -29,9 +29,8 @@ from protos.json_line import as_line
 from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
 from protos.log import open_entry
 from protos.owner import NOBODY, groups, owners_of
-from protos.phases import phase_word
 from protos.run_config import RunConfig
-from protos.run_facts import peer_phase_word, unconfirmed_words
+from protos.run_facts import peer_phase_word, phase_word, unconfirmed_words
 from protos.start import fork_values, fork_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from node.data.errors import DataError
 from node.data.rows import Rows
 from node.data.tally import LeftOutReason, Tally
+from protos.errors import DataError
 
 PARQUET: Final = ".parquet"
 ARROW: Final = ".arrow"

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from node.data.errors import DataError
 from node.data.manifest import Shard
+from node.data.permutation import Shuffle
 from node.data.shard_cache import matches
-from node.data.shuffle import Shuffle
 from node.data.walk import STATE_FILE
 from protos.disk import write_bytes, writing
+from protos.errors import DataError
 
 LENGTHS_FILE: Final = "building.lengths"
 LENGTH_TYPE: Final = np.dtype("<u4")

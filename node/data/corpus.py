@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.data.errors import DataError
 from node.data.sources import ARCHIVES, Document, Source, documents, has_rows, standard_library
 from node.data.tally import Reading, Tally
 from node.data.tokenizer import ByteTokenizer, Tokenizer, run_tokenizer
@@ -24,6 +23,7 @@ from node.data.tokens import (
 )
 from node.data.unpack import PACKED_SUFFIXES
 from node.data.walk import mode_of
+from protos.errors import DataError
 
 
 @dataclass(frozen=True)

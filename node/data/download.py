@@ -17,10 +17,9 @@ from typing import Final
 
 import httpx
 
-from node.data.errors import DataError
 from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
 from node.data.shard_cache import PART, matches
-from protos.errors import NetworkError
+from protos.errors import DataError, NetworkError
 from protos.version import software_version
 from protos.waits import Waits
 from protos.web_address import SCHEMES

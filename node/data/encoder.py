@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from node.data.errors import TokenizerError
 from node.data.tally import LeftOutReason, Tally
 from node.data.tokenizer import ByteTokenizer, Fate, Tokenizer, control_pattern
+from protos.errors import TokenizerError
 
 CONTROL_NOTE: Final = (
     "{} strings in the text look like control tokens of the tokenizer; they were encoded as ordinary text"

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from node.data.errors import DataError
 from node.data.tokens import TOKEN_TYPES
+from protos.errors import DataError
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1

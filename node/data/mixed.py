@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from node.data.errors import DataError
 from node.data.permutation import permute
 from node.data.samples import BATCH_SAMPLES_MAX, Batch, Samples
 from protos.assignment import Range
+from protos.errors import DataError
 from protos.mixture import BLOCK, MixturePhase
 
 BLOCKS_KEPT: Final = 64
@@ -68,11 +68,6 @@ class MixedSamples(Samples):
                 wanted.setdefault(source, []).append(own)
         told = [self._sources[source].away(own) for source, own in sorted(wanted.items())]
         return next(filter(None, told), "")
-
-    def source_of(self, index: int) -> int:
-        """The place of a sample's source in the list."""
-        [(source, _, _)] = self._parts(index, index + 1)
-        return source
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, Range, Places]]:
         """(source, its own samples, their indices in the mixture), for each source and block that the range touches."""

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from node.data.errors import DataError
 from node.data.permutation import permute
 from node.data.token_file import FileTokens
 from node.data.tokens import Tokens
 from protos.assignment import Range, split_samples
+from protos.errors import DataError
 
 HELD_OUT_FRACTION: Final = 0.01
 BATCH_SAMPLES_MAX: Final = 1 << 20

@@ -16,12 +16,12 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from node.data.errors import DataError
 from node.data.manifest import ShardManifest
 from node.data.permutation import permute
 from node.data.samples import BATCH_SAMPLES_MAX, HELD_OUT_FRACTION, Batch, Samples
 from node.data.token_file import FileTokens
 from protos.assignment import Range
+from protos.errors import DataError
 
 AHEAD_SHARDS: Final = 1
 """Shards after those of a step that are fetched before a step needs them."""

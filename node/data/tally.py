@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from node.data.errors import DataError
 from protos.amounts import amount
+from protos.errors import DataError
 from protos.text import printable
 
 SHARE_MAX: Final = 0.01

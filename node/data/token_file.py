@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from node.data.errors import DataError
+from protos.errors import DataError
 
 
 class FileTokens:

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from node.data.errors import TokenizerError
 from node.quiet import quiet_libraries, slowly
+from protos.errors import TokenizerError
 
 BYTES_VOCABULARY = 256
 METASPACE = "\u2581"

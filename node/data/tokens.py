@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.encoder import Encoder
-from node.data.errors import DataError
 from node.data.rows import BOM_BYTES
 from node.data.sources import Document, check_text
 from node.data.tally import Tally
 from node.data.token_file import FileTokens
 from node.data.tokenizer import Tokenizer
 from protos.disk import write_atomic
+from protos.errors import DataError
 
 TOKEN_SUFFIXES: Final = (".npy", ".bin")
 TOKEN_TYPES: Final = ("uint8", "uint16", "uint32")

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from node.data.errors import DataError
 from node.data.tally import LeftOutReason, Tally
+from protos.errors import DataError
 
 RUBBISH_NAMES: Final = frozenset(
     {"__macosx", "__pycache__", "thumbs.db", "desktop.ini", "ehthumbs.db", "$recycle.bin", "system volume information",

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import torch
 
+from node.admission.consent import STANDARD_LIBRARY
 from node.admission.fit import free_at
 from node.config import PeerSettings
-from node.doctor.doctor_facts import Devices, Here
+from node.data.sources import Source
+from node.data.survey import look_at
+from node.data.tally import SHARE_MAX
+from node.doctor.doctor_facts import Devices, Here, OwnText
 from node.donor import awake
 from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of
@@ -22,6 +26,8 @@ from protos import wall_clock
 from protos.about import versions
 from protos.cores import usable_cores
 from protos.errors import OperatorError
+from protos.run_config import RunConfig
+from protos.web_address import is_web
 
 SYSFS = Path("/sys")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -122,3 +128,25 @@ def on_battery(sysfs: Path) -> bool | None:
         except OSError:
             continue
     return "Discharging" in states if states else None
+
+
+# The probe of training text on this machine: that of the person (`--data`), and that which a run names and may use.
+
+
+def of_person(settings: PeerSettings) -> tuple[OwnText, ...]:
+    """The text of `--data`. Raises DataError."""
+    return () if settings.data is None or is_web(settings.data) else (_look(settings.data, settings),)
+
+
+def of_run(config: RunConfig, settings: PeerSettings) -> tuple[OwnText, ...]:
+    """The text on this machine that the run names, if `join` would read it. Raises DataError."""
+    if settings.data is not None or not settings.allow_data:
+        return ()
+    named = [source for source, _, _ in config.data.sources()]
+    return tuple(_look(source, settings) for source in named if source != STANDARD_LIBRARY and not is_web(source))
+
+
+def _look(place: str, settings: PeerSettings) -> OwnText:
+    found = look_at(Source(place))
+    read, *left = found.lines()
+    return OwnText(place, read, tuple(left), settings.allow_left_out or found.share <= SHARE_MAX)

@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from node.model.effort import Effort
 from node.model.gradients import accumulate_gradients
+from node.model.size import Effort
 from node.model.spec import ModelSpec, build_meta, parameter_count
 
 SECONDS_MAX: Final = 10.0

@@ -33,8 +33,8 @@ from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import Identity, peer_id, public_key_of
 from protos.invite import Invite
 from protos.limits import FULL
-from protos.phases import phase_word
 from protos.run_config import RunConfig
+from protos.run_facts import phase_word
 from protos.v1 import coordinator_pb2 as pb
 
 DOWNLOAD_BYTES_MAX = 4 << 20

@@ -1,19 +1,19 @@
 """Facts about the machine that conditions ask for: battery, keyboard and mouse, programs on the GPU. Only reads.
 
-Idle time comes from GNOME; on X11 from KDE or xprintidle; else from logind (Linux), or from ioreg (macOS). Refuses to guess:
-without an answer, the idle time is None.
+Idle time comes from the owner's own command if there is one (IDLE_COMMAND); else from GNOME or logind (Linux), or from ioreg
+(macOS). Refuses to guess: without an answer, the idle time is None.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 from calendar import month_name
-from collections.abc import Mapping
 from datetime import datetime
 
 import psutil
@@ -33,12 +33,10 @@ LOGIND = (
     "IdleHint", "IdleSinceHint",
 )  # fmt: skip
 MACOS = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
-KDE = (
-    "gdbus", "call", "--session", "--timeout", "2", "--dest", "org.freedesktop.ScreenSaver", "--object-path",
-    "/org/freedesktop/ScreenSaver", "--method", "org.freedesktop.ScreenSaver.GetSessionIdleTime",
-)  # fmt: skip
-X11 = ("xprintidle",)
-NOBODY_ANSWERS = "neither GNOME, KDE, xprintidle nor logind answers"
+IDLE_COMMAND = "SWARMENTUM_IDLE_COMMAND"
+"""A command of the owner; the last number that it prints is the idle time in milliseconds. A variable of the environment
+alone: a swarmentum.toml of a working folder may be somebody else's, and starts no program."""
+NOBODY_ANSWERS = f"neither GNOME nor logind answers; {IDLE_COMMAND} can name a command that prints milliseconds"
 NOBODY_ANSWERS_ON_MACOS = "ioreg does not say"
 
 
@@ -72,18 +70,25 @@ def on_mains() -> bool:
 
 def idle_seconds() -> tuple[float | None, str]:
     """Seconds since somebody used the keyboard or the mouse, or None and why it is not known."""
+    if own := os.environ.get(IDLE_COMMAND):
+        found = _own(own)
+        return found, "" if found is not None else f"{IDLE_COMMAND}={own} prints no number"
     if sys.platform == "darwin":
         found = _macos(_said(*MACOS))
         return found, "" if found is not None else NOBODY_ANSWERS_ON_MACOS
     found = _gnome(_said(*GNOME))
-    if found is None and _is_x11(os.environ):
-        # KDE answers in milliseconds; of other desktops nobody knows the unit. On Wayland both see no keyboard.
-        if "KDE" in os.environ.get("XDG_CURRENT_DESKTOP", "").upper().split(":"):
-            found = _kde(_said(*KDE))
-        found = _x11(_said(*X11)) if found is None else found
     if found is None:
         found = _logind(_said(*LOGIND), time.time())
     return found, "" if found is not None else NOBODY_ANSWERS
+
+
+def _own(command: str) -> float | None:
+    """Milliseconds, as xprintidle (`4711`) and the desktops on D-Bus (`(uint32 4711,)`) print them."""
+    try:
+        found = re.findall(r"\d+", _said(*shlex.split(command)))
+    except (ValueError, IndexError):  # a quote that does not end; nothing but spaces
+        return None
+    return int(found[-1]) / 1000 if found else None
 
 
 def _said(*command: str) -> str:
@@ -100,24 +105,6 @@ def _said(*command: str) -> str:
 def _gnome(said: str) -> float | None:
     """`(uint64 4711,)`: milliseconds."""
     found = re.fullmatch(r"\(uint64 (\d+),\)\s*", said)
-    return int(found[1]) / 1000 if found else None
-
-
-def _is_x11(environment: Mapping[str, str]) -> bool:
-    """Whether X11 sees the keyboard and the mouse."""
-    wayland = environment.get("WAYLAND_DISPLAY") or environment.get("XDG_SESSION_TYPE") == "wayland"
-    return bool(environment.get("DISPLAY")) and not wayland
-
-
-def _kde(said: str) -> float | None:
-    """`(uint32 4711,)`: milliseconds."""
-    found = re.fullmatch(r"\(uint32 (\d+),\)\s*", said)
-    return int(found[1]) / 1000 if found else None
-
-
-def _x11(said: str) -> float | None:
-    """`4711`: milliseconds."""
-    found = re.fullmatch(r"(\d+)\s*", said)
     return int(found[1]) / 1000 if found else None
 
 

@@ -72,7 +72,7 @@ class LiveSettings(BaseModel):
     """Download of a calendar month. When it is used up, the peer pauses and loads nothing until the next month."""
 
     owner: str | None = Field(default=None, title="a name of 1 to 64 printable characters, or off")
-    """Whose machine this is, as everybody sees it. A name is a claim; `swarmentum owner add` has a key sign for it."""
+    """Whose machine this is, as everybody sees it. A name is a claim."""
 
     @property
     def relaying_mbit(self) -> float | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from node.data.tokenizer import Tokenizer
 from node.export.card import CARD, MARK, card_text
-from node.model.loss import logits_of
+from node.model.sliced_loss import logits_of
 from node.model.spec import REFUSALS
 from protos.errors import OperatorError
 from protos.mistakes import NO_LICENCE

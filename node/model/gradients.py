@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from node.model.loss import loss
+from node.model.sliced_loss import loss
 
 Batch = Tensor | npt.NDArray[np.int64]
 

@@ -21,8 +21,8 @@ from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
 from node.model.attention import foreign_attention
-from node.model.loss import logits_of
 from node.model.portable_draws import Mode, portable_random
+from node.model.sliced_loss import logits_of
 from node.quiet import quiet_libraries
 from protos.errors import OperatorError
 from protos.safe_path import import_from_working_folder

@@ -9,7 +9,7 @@ parameter, and never reads a value.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -109,11 +109,6 @@ class LaidOut:
                     f"parameters {name} and {other} share memory, and would be moved twice: tie them as one parameter, "
                     f"module.weight = other.weight, or give one of them memory of its own"
                 )
-
-
-def of_no_group(named: Iterable[tuple[str, Tensor]], known: frozenset[int]) -> str | None:
-    """The name of the first parameter that is trained and not among `known` ids; None if there is none."""
-    return next((name for name, tensor in named if tensor.requires_grad and id(tensor) not in known), None)
 
 
 def _local(parameter: Tensor) -> Tensor:

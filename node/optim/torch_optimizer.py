@@ -38,7 +38,6 @@ from node.optim.exchange import (
     check_parts,
 )
 from node.optim.given_groups import OF_A_GROUP, check_known, check_paper, settings_digest
-from node.optim.gradient_scaler import unscale
 from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
@@ -48,7 +47,7 @@ from node.optim.process_group import group_of, weak_group
 from node.optim.sharded.demo import ShardedDeMo
 from node.optim.step import NonFiniteGradient, rounded_rate
 from node.optim.votes import groups as votes
-from node.optim.wrapped import check_different, check_unwrapped
+from node.optim.wrapped import check_different, check_unwrapped, unscale
 
 __all__ = ["DeMoOptimizer", "ExchangeFailed", "MomentumLost", "RanksDiffer", "ReplicasDiffer"]
 

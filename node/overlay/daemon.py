@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import structlog
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node import patience
-from node.overlay import daemon_memory, guard, relaying
+from node.overlay import guard, relaying
 from node.overlay.ports import check_port_free, free_port, hosts_of
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
 from node.overlay.tasks import Tasks
@@ -173,7 +174,7 @@ class Daemon:
         for left in reversed(range(tries)):
             try:
                 flags = self._relaying()
-                prefix = daemon_memory.environment(self.memory_bytes_max)
+                prefix = environment(self.memory_bytes_max)
                 return await _Process.started(*flags, prefix=prefix, initial_peers=list(initial) or None, **options)
             except P2PDaemonError as error:
                 if not left:
@@ -190,7 +191,7 @@ class Daemon:
     async def _watch(self, p2p: Any, initial: list[str], ready: Ready, restarted: Ready) -> None:
         """Wait for the end of this p2pd, and start the next, for ever; hivemind's own handle stays "alive"."""
         began = time.monotonic()
-        await daemon_memory.bounded(p2p._child, lambda: self.memory_bytes_max, self._log)
+        await bounded(p2p._child, lambda: self.memory_bytes_max, self._log)
         if self._closing or p2p is not self._p2p:
             return
         delay = 0.0
@@ -255,3 +256,57 @@ class Daemon:
         """Stop p2pd."""
         if self._p2p is not None:
             await self._p2p.shutdown()
+
+
+# The memory of p2pd, watched from outside: one that takes more than it may is ended, and `daemon` starts the next. ADR 50.
+#
+# The release of p2pd is old, and a remote peer can make it take memory without end (docs/security.md). Refuses to guess: a
+# system that does not tell the memory of a process is not watched.
+
+LOOK_SECONDS = 0.5
+GO_PART = 0.8
+"""Go's collector works harder from this part of the limit on (GOMEMLIMIT): p2pd comes to the limit only with memory in use."""
+MIB = 1 << 20
+
+
+def taken(pid: int) -> int | None:
+    """Bytes in memory of a process (and of its children, where the guard stays: see `guard`); None: not known."""
+    try:
+        return sum(int(one.memory_info().rss) for one in _family(pid))
+    except psutil.Error:
+        return None
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """The process last, so that its children end before it. Raises psutil.Error."""
+    process = psutil.Process(pid)
+    return [process] if sys.platform == "linux" else [*process.children(recursive=True), process]
+
+
+def environment(bytes_max: int | None) -> list[str]:
+    """The command before p2pd's own that tells Go the limit; empty without one."""
+    return [] if bytes_max is None else ["env", f"GOMEMLIMIT={int(bytes_max * GO_PART) // MIB}MiB"]
+
+
+async def bounded(child: Any, limit: Callable[[], int | None], log: Any) -> None:
+    """Wait for the end of a process, and end it if it takes more bytes than `limit` gives (None: no limit)."""
+    ended = asyncio.ensure_future(child.wait())
+    try:
+        while not (await asyncio.wait({ended}, timeout=LOOK_SECONDS))[0]:
+            most = limit()
+            size = taken(child.pid) if most is not None else None
+            if most is not None and size is not None and size > most:
+                log.warning(
+                    "the libp2p daemon takes too much memory; ending it",
+                    mb=size // 10**6,
+                    mb_max=most // 10**6,
+                    setting="overlay_memory_gb",
+                )
+                for process in _family(child.pid):
+                    process.kill()  # it may be too busy to end by itself
+                await ended
+                return
+    except psutil.NoSuchProcess:
+        await ended
+    finally:
+        ended.cancel()

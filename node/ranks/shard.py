@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from node.data.samples import Batch
 from node.model.device import autocast
-from node.model.effort import Effort
 from node.model.gradients import GradResult, Pace, to_device
-from node.model.loss import loss
+from node.model.size import Effort
+from node.model.sliced_loss import loss
 from node.model.spec import ModelSpec, build
 from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest

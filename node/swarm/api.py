@@ -19,10 +19,10 @@ import structlog
 
 from node import patience
 from node.overlay.reach import Access
-from node.swarm.counters import Counters
 from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import JoinFacts
 from node.swarm.session import Session
+from node.swarm.view import Counters
 from protos import wall_clock
 from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.evaluation import Evaluation

@@ -1,17 +1,16 @@
 """The entries of the log, in order and each once, from the coordinator or from gossip, to the training thread.
 
 An entry moves the head when it comes. The module delivers the entry once this peer has all its payloads. ENTRIES_AHEAD_MAX
-entries may wait for their payloads, and fewer if their votes are large (node/swarm/budget.py). Two entries that cannot be in
+entries may wait for their payloads, and fewer if their votes are large (`Budget`). Two entries that cannot be in
 one log end the peer. The peer first sends both to all connected peers (node/swarm/witness.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from node.swarm.announcements import Announcements
-from node.swarm.budget import Budget
 from node.swarm.collector import Collector
 from node.swarm.events import Committed, Failed
 from node.swarm.gossip import Topic
@@ -23,6 +22,43 @@ from node.swarm.witness import FollowedEntry, Witness
 from protos.errors import Refusal, RefusedError
 from protos.limits import REQUEST_BYTES_MAX
 from protos.log import SignedEntry, with_payloads
+
+# The budget bounds the bytes of votes that wait for the training thread. Entries take a share in order, and give it back.
+
+WAITING_BYTES_MAX: Final = 512 << 20
+"""The network side of a peer that replays the log is ahead of the training thread by at most so many bytes of entries."""
+
+
+class Budget:
+    """One following's. The first entry always has room, whatever its size."""
+
+    def __init__(self, bytes_max: int = WAITING_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._held: dict[int, int] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all entries that wait."""
+        return sum(self._held.values())
+
+    async def reserve(self, step: int, size: int) -> None:
+        """Wait for room for the entry of `step`. For one caller at a time, in order of the steps."""
+        while self._held and self.held_bytes + size > self._bytes_max:
+            self._changed.clear()
+            await self._changed.wait()
+        self._held[step] = size
+
+    def release(self, step: int) -> None:
+        """The entry of `step` waits no more."""
+        self._held.pop(step, None)
+        self._changed.set()
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        self._held.clear()
+        self._changed.set()
+
 
 _Collecting: TypeAlias = "asyncio.Queue[asyncio.Task[Committed | None]]"
 

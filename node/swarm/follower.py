@@ -17,7 +17,6 @@ from node.swarm.aggregator import Aggregator
 from node.swarm.announcements import Announcements
 from node.swarm.entries import Entries
 from node.swarm.events import Agreed, Ended, Failed, Finished, NotCounted, Opened, Resync, Waiting
-from node.swarm.listener import Listener
 from node.swarm.membership import Membership
 from node.swarm.neighbours import Neighbours
 from node.swarm.outbox import Outbox
@@ -28,11 +27,36 @@ from node.swarm.view import View
 from protos import limits
 from protos.assignment import assign
 from protos.end import open_end
+from protos.envelope import Kind, parse
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.grpc_errors import BehindError, SessionLostError
 from protos.text import printable
 from protos.tick import open_tick
 from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import envelope_pb2
+
+# The door of the run's topic: sorts each message by its kind, and counts the messages that are refused.
+#
+# Refuses a message that is neither a log entry nor another peer's announcement.
+
+
+class Listener:
+    """One peer's; `public_key` is its own."""
+
+    def __init__(self, public_key: bytes, entries: Entries, announcements: Announcements, runtime: Runtime) -> None:
+        self._public_key = public_key
+        self._entries, self._announcements, self._runtime = entries, announcements, runtime
+
+    def hear(self, data: bytes) -> None:
+        """A message of the run's topic, unverified."""
+        try:
+            envelope = parse(envelope_pb2.SignedEnvelope, data)
+            if envelope.kind == Kind.KIND_LOG_ENTRY:
+                self._entries.receive_gossiped(data)
+            elif envelope.public_key != self._public_key:
+                self._announcements.offer(data)
+        except Refusal as refusal:
+            self._runtime.refused(refusal)
 
 
 class Follower:

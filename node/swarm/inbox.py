@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protos import limits
-from protos.announcement import check_hashes, open_announcement
+from protos.equivocation import check_hashes, open_announcement
 from protos.errors import Reason, Refusal
 from protos.log import Entry
 from protos.v1 import update_pb2

@@ -23,13 +23,11 @@ from node.overlay.settings import OverlaySettings
 from node.swarm.aggregator import Aggregator
 from node.swarm.announcements import Announcements
 from node.swarm.collector import Collector, PayloadDecoder
-from node.swarm.counters import Counters
 from node.swarm.entries import Entries
 from node.swarm.events import Event
-from node.swarm.follower import Follower
+from node.swarm.follower import Follower, Listener
 from node.swarm.gossip import Topic
 from node.swarm.inbox import Inbox
-from node.swarm.listener import Listener
 from node.swarm.membership import Membership
 from node.swarm.neighbours import Neighbours
 from node.swarm.outbox import Outbox
@@ -39,7 +37,7 @@ from node.swarm.pushes import Pusher, PushServer
 from node.swarm.reporter import Reporter
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
-from node.swarm.view import View
+from node.swarm.view import Counters, View
 from node.swarm.witness import Witness
 from protos.errors import Refusal
 from protos.identity import Identity

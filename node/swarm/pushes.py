@@ -32,8 +32,8 @@ from node.swarm.announcements import Announcements
 from node.swarm.gossip import Topic
 from node.swarm.view import View
 from protos import limits as contract
-from protos.announcement import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.disk import DiskError
+from protos.equivocation import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
 from protos.rate_limiter import RateLimiter

@@ -11,9 +11,8 @@ from typing import Any
 
 import structlog
 
-from node.swarm.counters import Counters
 from node.swarm.events import Event, Failed
-from node.swarm.view import View
+from node.swarm.view import Counters, View
 from protos.errors import Refusal, SwarmentumError
 from protos.identity import short
 

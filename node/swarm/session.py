@@ -17,10 +17,10 @@ from node.blobs.fetcher import BlobFetcher
 from node.overlay.host import Host
 from node.overlay.reach import Access
 from node.swarm import pushes
-from node.swarm.counters import Counters
 from node.swarm.events import Committed, Event, Snapshot, Welcome
 from node.swarm.membership import JoinFacts
 from node.swarm.parts import Parts
+from node.swarm.view import Counters
 from protos.errors import Refusal, RefusedError, SwarmentumError
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.log import SignedEntry, Verdict

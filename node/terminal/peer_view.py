@@ -24,10 +24,9 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Footer
 
 from node.control import words
-from node.control.call import call
+from node.control.control_server import call
 from node.terminal.rates import Rates
-from node.terminal.terminal_app import TerminalView
-from node.terminal.widgets import Curve, Fact, Heading, Lines, Rule
+from node.terminal.widgets import Curve, Fact, Heading, Lines, Rule, TerminalView
 from protos.amounts import duration
 from protos.errors import SwarmentumError
 from protos.text import printable

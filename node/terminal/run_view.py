@@ -19,8 +19,7 @@ from textual.containers import Vertical
 from textual.widgets import DataTable, Footer
 
 from node.control import words
-from node.terminal.terminal_app import TerminalView
-from node.terminal.widgets import Curve, Fact, Heading, Rule
+from node.terminal.widgets import Curve, Fact, Heading, Rule, TerminalView
 from protos.amounts import amount, duration
 from protos.errors import NetworkError, SwarmentumError
 from protos.signals import EXIT_INTERRUPTED

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from node.config import PeerSettings
-from node.swarm.counters import Counters
+from node.swarm.view import Counters
 from node.training.loop import Trainer
 from node.training.spans import Spans
 from node.training.telemetry import serve_metrics

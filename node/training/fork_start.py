@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.snapshot.elsewhere import snapshot_in
-from node.snapshot.forked_snapshot import check_start, is_start, of_fork, of_parent
+from node.snapshot.elsewhere import check_start, is_start, of_fork, of_parent, snapshot_in
 from node.snapshot.pieces import SnapshotManifest, open_manifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm

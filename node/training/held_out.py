@@ -21,7 +21,7 @@ from torch import nn
 
 from node.data.samples import Batch
 from node.model.gradients import no_room, to_device
-from node.model.loss import loss
+from node.model.sliced_loss import loss
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
 from node.training.replica import Replica

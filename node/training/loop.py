@@ -35,8 +35,7 @@ from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished,
 from node.swarm.membership import JoinFacts
 from node.training.checker import Checker
 from node.training.digest_reporter import DigestReporter
-from node.training.effective_settings import EffectiveSettings
-from node.training.ending import LastStep, apply_end
+from node.training.ending import EffectiveSettings, LastStep, apply_end
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT, Keeper

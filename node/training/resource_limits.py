@@ -23,18 +23,20 @@ from node.donor.live import Applies, Live
 from node.donor.machine_facts import Machine
 from node.donor.month import Month
 from node.donor.owner_settings import CONDITIONS, LiveSettings
-from node.donor.owner_signature import named
 from node.donor.priority import Priority
 from node.donor.watch import ConditionWatch
 from node.model.room import limit
-from node.swarm.counters import Counters
+from node.swarm.view import Counters
 from node.training.loop import Trainer
 from node.training.recording import StepRecorder
 from node.training.throttle import Throttle
 from protos.errors import NetworkError
-from protos.owner import NOBODY
+from protos.owner import NOBODY, Owner
 
 NO_TRAINING = "an anchor does not train, so no condition pauses it; `swarmentum leave` ends it"
+SIGNATURE_IGNORED = (
+    "owner.json in the home is not read any more; `swarmentum set owner NAME` shows the name, as a claim"
+)
 SEVERAL = "this peer has several devices, so the setting counts from its start on: leave, and join again with it"
 
 
@@ -44,14 +46,13 @@ class ResourceLimits:
     def __init__(
         self,
         settings: PeerSettings,
-        public_key: bytes,
         device: Callable[[], torch.device],
         *,
         alone: bool,
         trains: bool,
         log: Any,
     ) -> None:
-        self._home, self._public_key, self._settings = settings.home, public_key, settings
+        self._settings = settings
         fixed = {} if alone else {"threads": SEVERAL, "gpu_memory": SEVERAL}
         fixed |= {} if trains else dict.fromkeys((*CONDITIONS, "gpu_memory"), NO_TRAINING)
         applies: dict[str, Applies] = {"nice": Priority().set, "keep_awake": awake.check}
@@ -59,8 +60,9 @@ class ResourceLimits:
             applies["gpu_memory"] = lambda part: limit(device(), part)
         self.live = Live(settings.home, settings, applies, fixed)
         self.throttle = Throttle(lambda: self.live.values)
-        self.owner, claim = named(settings.home, public_key, self.live.values.owner)
-        for text in (*self.live.overruled(), *self.live.apply(), *filter(None, [claim])):
+        self.owner = Owner(self.live.values.owner or "")
+        signed = [SIGNATURE_IGNORED] if (settings.home / "owner.json").exists() else []
+        for text in (*self.live.overruled(), *self.live.apply(), *signed):
             log.info(text)
         self.throttle.refresh()
         self.month = Month(settings.home, log)
@@ -102,13 +104,13 @@ class ResourceLimits:
 
     def _name_owner(self, trainer: Trainer) -> None:
         """After `swarmentum set owner NAME`: the coordinator hears of it in the next report."""
-        owner, claim = named(self._home, self._public_key, self.live.values.owner)
+        owner = Owner(self.live.values.owner or "")
         if owner == self._told_owner:
             return
         with suppress(NetworkError):  # the network side is busy or closed: the next look tries again
             trainer.swarm.name_owner(owner)
             self.owner = self._told_owner = owner
-            self._log.info(claim or f"the owner is {owner if owner.name else 'not named any more'}")
+            self._log.info(f"the owner is {owner if owner.name else 'not named any more'}")
 
     def _limit_overlay(self, trainer: Trainer) -> None:
         gb, rate = self.live.values.overlay_memory_gb, self._rate("relaying_mbit")()

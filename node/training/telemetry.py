@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from node.control.vote_history import Given
-from node.swarm.counters import Counters
+from node.swarm.view import Counters
 from node.training.spans import Spans
 from node.training.trackers import Tracking
 from protos.disk import writing

@@ -1,56 +1,157 @@
-"""The overlay process of `swarmentum watch`: py-libp2p on trio, one topic, bytes out. Run as `python -m node.watch.net`.
+"""The overlay as `swarmentum watch` sees it: py-libp2p on trio, on a thread of its own. One topic, bytes out.
 
-A malformed frame from any peer can end py-libp2p's whole trio tree (docs/overlay.md). This is therefore a process of its own,
-and the watcher starts it again. The process dials and never listens; it checks nothing and keeps nothing. The process reads
-JSON lines on stdin: first {"topic": ...}, then {"dial": [multiaddress, ...]} as often as there is news. The process ends when
-stdin ends.
+A malformed frame from any peer can end py-libp2p's whole trio tree (docs/overlay.md). The thread then starts a new one. It
+dials and never listens; it checks nothing and keeps nothing.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from node.watch.frames import MESSAGE, OVERSIZED, STATUS, frame
 from protos.limits import ADDRESSES_MAX, GOSSIP_MESSAGE_BYTES_MAX
-from protos.text import printable
+from protos.waits import Waits
 
-EXIT_NO_LIBP2P = 64
 DIAL_SECONDS_MAX = 10.0
-REDIAL_SECONDS = 2.0
+REDIAL_SECONDS = 1.0
 STATUS_SECONDS = 1.0
 SUBSCRIBE_SECONDS_MAX = 10.0
-PIPE_SECONDS_MAX = 5.0
-LINE_BYTES_MAX = 1 << 20
 ADDRESSES_KEPT_MAX = 32 * ADDRESSES_MAX
 PEERS_CONNECTED_MAX = 16
 DIALS_MAX = 8
-CHUNK_BYTES = 1 << 16
+RESTARTS_MAX = 100
+RESTART_SECONDS_MIN = 0.2
+RESTART_SECONDS_MAX = 30.0
+STEADY_SECONDS = 60.0  # a tree that lived this long starts again at once
+STOP_SECONDS_MAX = 3.0
 
 # The degrees are from the GossipSub specification; the other values interoperate with go-libp2p (docs/overlay.md).
 MESH_DEGREE, MESH_DEGREE_LOW, MESH_DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_SECONDS = 1
 
 
-def main() -> None:
-    """Serve the parent until the parent closes this process's stdin."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and closes this process's stdin
-    pipe = os.dup(1)
-    os.dup2(2, 1)  # a library's prints must not come between the frames
-    try:
-        import libp2p  # noqa: F401
+@dataclass(frozen=True)
+class Gossiped:
+    """A message of the topic, as it came; None and the message's size if it was beyond the gossip limit."""
+
+    data: bytes | None
+    size: int
+
+
+@dataclass(frozen=True)
+class OverlayStatus:
+    """`peers`: connected subscribers of the topic. `problem`: why the overlay ended, empty while it runs."""
+
+    peers: int
+    restarts: int
+    problem: str = ""
+    fatal: bool = False
+
+
+class Overlay(threading.Thread):
+    """One py-libp2p host on one topic. `put` takes the values above, and returns whether it took the value."""
+
+    def __init__(self, topic: str, put: Callable[[Gossiped | OverlayStatus], bool]) -> None:
+        super().__init__(name="overlay", daemon=True)
+        self.restarts = 0
+        self.lost = 0
+        self._topic, self._put = topic, put
+        self._addresses: dict[str, None] = {}
+        self._stopping = threading.Event()
+        self._end: Callable[[], None] = lambda: None
+
+    def dial(self, addresses: tuple[str, ...]) -> None:
+        """Name peers to connect to. Those that were named before are kept, up to ADDRESSES_KEPT_MAX."""
+        known = self._addresses
+        new = [address for address in addresses if address not in known and tcp_only(address)]
+        self._addresses = known | dict.fromkeys(new[: max(ADDRESSES_KEPT_MAX - len(known), 0)])
+
+    def stop(self) -> None:
+        """End the thread, in bounded time."""
+        self._stopping.set()
+        self._end()
+        self.join(STOP_SECONDS_MAX)
+
+    def run(self) -> None:
+        """Serve, and start again. Gives up after RESTARTS_MAX restarts."""
+        logging.getLogger().addHandler(logging.NullHandler())  # or the library's warnings come between the lines
+        waits = Waits(RESTART_SECONDS_MIN, RESTART_SECONDS_MAX)
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            problem, fatal = self._one_life()
+            if self._stopping.is_set():
+                return
+            fatal = fatal or self.restarts >= RESTARTS_MAX
+            self._put(OverlayStatus(0, self.restarts, problem, fatal))
+            if fatal:
+                return
+            self.restarts += 1
+            if time.monotonic() - started > STEADY_SECONDS:
+                waits.reset()
+            self._stopping.wait(waits.next())
+
+    def _one_life(self) -> tuple[str, bool]:
+        """Run one trio tree to its end. Why it ended, and whether the next one would, too."""
+        try:
+            import libp2p  # noqa: F401
+            import trio
+        except ImportError as error:
+            return f"py-libp2p cannot be imported: {error}", True
+        try:
+            trio.run(self._serve)
+        except Exception as error:  # noqa: BLE001 - whatever a stranger's frame does to the library
+            return f"py-libp2p ended: {_leaf(error)!r}", False
+        return "py-libp2p ended", False
+
+    async def _serve(self) -> None:
         import trio
-    except ImportError as error:
-        print(f"py-libp2p cannot be imported: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_NO_LIBP2P) from error
-    try:
-        trio.run(_Overlay(pipe).run)
-    except Exception as error:
-        print(f"py-libp2p ended: {_leaf(error)!r}", file=sys.stderr)
-        raise SystemExit(1) from error
+        from libp2p.tools.anyio_service import background_trio_service
+
+        host, pubsub, router = _make_host()
+        async with trio.open_nursery() as nursery:
+            token, scope = trio.lowlevel.current_trio_token(), nursery.cancel_scope
+
+            def end() -> None:
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(scope.cancel)
+
+            self._end = end
+            async with (
+                host.run(listen_addrs=[]),
+                background_trio_service(pubsub),
+                background_trio_service(router),
+            ):
+                with trio.fail_after(SUBSCRIBE_SECONDS_MAX):
+                    await pubsub.wait_until_ready()
+                    subscription = await pubsub.subscribe(self._topic)
+                nursery.start_soon(self._receive, subscription)
+                nursery.start_soon(self._dial_forever, host)
+                while not self._stopping.is_set():
+                    self._put(OverlayStatus(len(pubsub.peer_topics.get(self._topic, ())), self.restarts))
+                    router.equivocation_detection.clear()  # the library keeps whole messages there for ever
+                    await trio.sleep(STATUS_SECONDS)
+
+    async def _receive(self, subscription: Any) -> None:
+        while True:
+            data = (await subscription.get()).data
+            if not self._put(Gossiped(data if len(data) <= GOSSIP_MESSAGE_BYTES_MAX else None, len(data))):
+                self.lost += 1  # gossip is best effort: the watcher asks for missing entries
+
+    async def _dial_forever(self, host: Any) -> None:
+        import trio
+
+        tried = dict[str, int]()
+        while True:
+            async with trio.open_nursery() as nursery:
+                for address in _to_dial(host, self._addresses, tried):
+                    tried[address] = tried.get(address, 0) + 1
+                    nursery.start_soon(_dial, host, address)
+            await trio.sleep(REDIAL_SECONDS)
 
 
 def _leaf(error: BaseException) -> BaseException:
@@ -71,120 +172,24 @@ def tcp_only(address: str) -> bool:
     )
 
 
-class _Overlay:
-    """One py-libp2p host on one topic."""
+def _to_dial(host: Any, addresses: dict[str, None], tried: dict[str, int]) -> list[str]:
+    """Addresses of peers without a connection, those that were tried least first."""
+    here = {peer.to_base58() for peer in host.get_network().connections}
+    room = min(DIALS_MAX, PEERS_CONNECTED_MAX - len(here))
+    away = [address for address in addresses if address.rpartition("/")[2] not in here]
+    return sorted(away, key=lambda address: tried.get(address, 0))[: max(room, 0)]
 
-    def __init__(self, pipe: int) -> None:
-        import trio
 
-        self._out = trio.lowlevel.FdStream(pipe)
-        self._in = trio.lowlevel.FdStream(os.dup(0))
-        self._lock = trio.Lock()
-        self._addresses: dict[str, None] = {}
-        self._news = trio.Event()
-        self._host, self._pubsub, self._router = _make_host()
+async def _dial(host: Any, address: str) -> None:
+    import trio
+    from libp2p.peer.peerinfo import info_from_p2p_addr
+    from multiaddr import Multiaddr
 
-    async def run(self) -> None:
-        import trio
-        from libp2p.tools.anyio_service import background_trio_service
-
-        async with trio.open_nursery() as nursery:
-            topic = json.loads(await self._line(b""))["topic"]
-            async with (
-                self._host.run(listen_addrs=[]),
-                background_trio_service(self._pubsub),
-                background_trio_service(self._router),
-            ):
-                with trio.fail_after(SUBSCRIBE_SECONDS_MAX):
-                    await self._pubsub.wait_until_ready()
-                    subscription = await self._pubsub.subscribe(topic)
-                nursery.start_soon(self._receive, subscription)
-                nursery.start_soon(self._dial_forever)
-                nursery.start_soon(self._tell_status, topic)
-                await self._commands()
-                nursery.cancel_scope.cancel()
-
-    # ---- the parent --------------------------------------------------------------------------------------------------
-
-    async def _line(self, rest: bytes) -> bytes:
-        """A line from stdin, after the rest of the last read; empty at the end."""
-        while b"\n" not in rest:
-            chunk = await self._in.receive_some(CHUNK_BYTES)
-            if not chunk:
-                return b""
-            rest += chunk
-            assert len(rest) <= LINE_BYTES_MAX, "the parent sends short lines"
-        line, _, self._rest = rest.partition(b"\n")
-        return line
-
-    async def _commands(self) -> None:
-        import trio
-
-        while line := await self._line(self._rest):
-            for address in json.loads(line)["dial"]:
-                if len(self._addresses) < ADDRESSES_KEPT_MAX and tcp_only(address):
-                    self._addresses[address] = None
-            self._news.set()
-            self._news = trio.Event()
-
-    async def _send(self, kind: bytes, body: bytes) -> None:
-        """Send a frame. A parent that has not read for too long is gone or broken, and this process ends."""
-        import trio
-
-        with trio.fail_after(PIPE_SECONDS_MAX):
-            async with self._lock:
-                await self._out.send_all(frame(kind, body))
-
-    # ---- the overlay -------------------------------------------------------------------------------------------------
-
-    async def _receive(self, subscription: Any) -> None:
-        while True:
-            data = (await subscription.get()).data
-            if len(data) <= GOSSIP_MESSAGE_BYTES_MAX:
-                await self._send(MESSAGE, data)
-            else:
-                await self._send(OVERSIZED, str(len(data)).encode())
-
-    async def _tell_status(self, topic: str) -> None:
-        import trio
-
-        while True:
-            await self._send(STATUS, str(len(self._pubsub.peer_topics.get(topic, ()))).encode())
-            self._router.equivocation_detection.clear()  # the library keeps whole messages there for ever
-            await trio.sleep(STATUS_SECONDS)
-
-    async def _dial_forever(self) -> None:
-        import trio
-
-        while True:
-            news = self._news
-            async with trio.open_nursery() as nursery:
-                for address in self._to_dial():
-                    nursery.start_soon(self._dial, address)
-            with trio.move_on_after(REDIAL_SECONDS):
-                await news.wait()
-
-    def _to_dial(self) -> list[str]:
-        """Addresses of peers without a connection, least recently tried first."""
-        here = {peer.to_base58() for peer in self._host.get_network().connections}
-        room = min(DIALS_MAX, PEERS_CONNECTED_MAX - len(here))
-        away = [address for address in self._addresses if address.rpartition("/")[2] not in here]
-        chosen = away[: max(room, 0)]
-        for address in chosen:
-            del self._addresses[address]
-            self._addresses[address] = None  # to the end of the line
-        return chosen
-
-    async def _dial(self, address: str) -> None:
-        import trio
-        from libp2p.peer.peerinfo import info_from_p2p_addr
-        from multiaddr import Multiaddr
-
-        with trio.move_on_after(DIAL_SECONDS_MAX):
-            try:
-                await self._host.connect(info_from_p2p_addr(Multiaddr(address)))
-            except Exception as error:  # noqa: BLE001 - a stranger's address fails in as many ways as the library has layers
-                print(printable(f"{address} does not answer: {error!r}"), file=sys.stderr)
+    with trio.move_on_after(DIAL_SECONDS_MAX):
+        try:
+            await host.connect(info_from_p2p_addr(Multiaddr(address)))
+        except Exception:  # noqa: BLE001 - a stranger's address fails in as many ways as the library has layers
+            return  # it is dialled again
 
 
 def _make_host() -> tuple[Any, Any, Any]:
@@ -207,15 +212,12 @@ def _make_host() -> tuple[Any, Any, Any]:
         async def stream_handler(self, stream: Any) -> None:
             try:
                 await super().stream_handler(stream)
-            except Exception as error:  # noqa: BLE001 - whatever a stranger's frame does to the library
-                print(f"a peer's gossip stream failed: {error!r}", file=sys.stderr)
+            except Exception:  # noqa: BLE001 - whatever a stranger's frame does to the library
                 await stream.reset()
 
         async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
-            try:
+            with suppress(Exception):  # as above
                 await super().push_msg(msg_forwarder, msg)
-            except Exception as error:  # noqa: BLE001 - as above
-                print(f"a gossiped message failed: {error!r}", file=sys.stderr)
 
     router = GossipSub(
         protocols=[PROTOCOL_ID_V11, PROTOCOL_ID],
@@ -228,7 +230,3 @@ def _make_host() -> tuple[Any, Any, Any]:
         eclipse_protection_enabled=False,
     )
     return host, GuardedPubsub(host, router), router
-
-
-if __name__ == "__main__":
-    main()

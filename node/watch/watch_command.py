@@ -1,7 +1,7 @@
-"""`swarmentum watch <invite>`: follow a run from outside, check everything, print it live.
+"""`swarmentum watch <invite>`: follow a run from outside, check everything, print what is seen.
 
 The loop takes values from one bounded queue and gives them to the view. The loop prints the view's events. The values come
-from the overlay's process and the coordinator's reader. The loop needs neither source while the other serves.
+from the overlay's thread and the coordinator's reader. The loop needs neither source while the other serves.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import queue
 import signal
 import sys
 import time
+from functools import partial
 from typing import Any, TypeAlias
 
+from node.watch.net import Gossiped, Overlay, OverlayStatus
 from node.watch.reader import Away, Denied, LogPage, LogReader, WatchedRun
-from node.watch.screen import Scene, Screen, choose
-from node.watch.supervisor import Gossiped, Overlay, OverlayStatus
-from node.watch.watched_run import EntrySource, Event, Watch
+from node.watch.watched_run import AnnouncementSeen, EntrySeen, EntrySource, Event, Refused, Watch
+from protos.amounts import amount
+from protos.end import End
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import peer_id
 from protos.invite import Invite
+from protos.json_line import print_json
 from protos.signals import EXIT_INTERRUPTED
+from protos.text import printable
 
 INBOX_MAX = 1024
 PUT_SECONDS_MAX = 1.0
@@ -45,9 +49,8 @@ def run(invite_link: str, *, as_json: bool, steps: int | None, seconds: float | 
     invite = Invite.parse(invite_link)
     if importlib.util.find_spec("libp2p") is None:
         raise OperatorError(NEEDS_EXTRA)
-    scene = Scene(invite.run_name, Watch(invite.run_id, invite.coordinator_public_key))
     try:
-        return _Follower(invite, scene, choose(scene, as_json=as_json)).run(steps, seconds)
+        return _Follower(invite, as_json=as_json).run(steps, seconds)
     except BrokenPipeError:  # the reader of this output has gone, so the watcher ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -61,18 +64,22 @@ def topic_of(run_id: bytes) -> str:
 class _Follower:
     """The loop, and its state between two values."""
 
-    def __init__(self, invite: Invite, scene: Scene, screen: Screen) -> None:
-        self._invite, self._scene, self._screen = invite, scene, screen
-        self._watch = scene.watch
+    def __init__(self, invite: Invite, *, as_json: bool) -> None:
+        self._invite, self._as_json = invite, as_json
+        self._watch = Watch(invite.run_id, invite.coordinator_public_key)
+        self._total_steps: int | None = None
+        self._end: End | None = None
+        self._status = OverlayStatus(0, 0)
+        self._coordinator = "asking"
         self._inbox: queue.Queue[News] = queue.Queue(INBOX_MAX)
-        self._overlay = Overlay(topic_of(invite.run_id), self._put)
+        self._overlay = Overlay(topic_of(invite.run_id), partial(self._put, seconds=0.0))
         self._reader = LogReader(invite, self._put)
         self._asked: int | None = None
         self._contact = time.monotonic()
 
-    def _put(self, news: News) -> bool:
+    def _put(self, news: News, seconds: float = PUT_SECONDS_MAX) -> bool:
         try:
-            self._inbox.put(news, timeout=PUT_SECONDS_MAX)
+            self._inbox.put(news, timeout=seconds)
         except queue.Full:
             return False
         return True
@@ -94,31 +101,30 @@ class _Follower:
         finally:
             self._overlay.stop()
             self._reader.stop()
-            self._screen.end(self._summary(why, code))
+            show_end(self._summary(why, code), as_json=self._as_json)
         return code
 
     def _follow(self, steps: int | None, until: float | None) -> str:
         """Watch until there is nothing more to watch. Returns why it ended."""
         while True:
-            if self._scene.total_steps is not None and self._watch.head[0] >= self._scene.total_steps:
-                return str(self._scene.end) if self._scene.end is not None else "the run is finished"
+            if self._total_steps is not None and self._watch.head[0] >= self._total_steps:
+                return str(self._end) if self._end is not None else "the run is finished"
             if steps is not None and self._watch.tally.entries_all >= steps:
                 return f"{steps} steps were seen"
-            self._screen.tick()
             now = time.monotonic()
             if until is not None and now >= until:
                 return "the time is over"
             if now - self._contact > PATIENCE_SECONDS:
                 raise NetworkError(
                     f"neither the coordinator nor an overlay peer answers for {PATIENCE_SECONDS:.0f} s "
-                    f"(coordinator: {self._scene.coordinator}; overlay: {self._scene.overlay.problem or 'no peers'})"
+                    f"(coordinator: {self._coordinator}; overlay: {self._status.problem or 'no peers'})"
                 )
             try:
                 news = self._inbox.get(timeout=WAKE_SECONDS)
             except queue.Empty:
                 continue
             for event in self._handle(news):
-                self._screen.show(event)
+                show(event, self._total_steps, as_json=self._as_json)
             self._ask()
 
     def _handle(self, news: News) -> list[Event]:
@@ -127,7 +133,7 @@ class _Follower:
             events = (
                 self._watch.receive(news.data) if news.data is not None else self._watch.refuse_oversized(news.size)
             )
-            return events + (self._watch.anchor() if self._scene.coordinator.startswith("away") else [])
+            return events + (self._watch.anchor() if self._coordinator.startswith("away") else [])
         if isinstance(news, OverlayStatus):
             self._handle_status(news)
             return []
@@ -139,9 +145,9 @@ class _Follower:
         self._asked = None  # the watcher may ask again for entries that the last page lacked
         self._watch.told_head(news.head_step)
         if isinstance(news, WatchedRun):
-            self._scene.coordinator = news.reason or "answers"
-            self._scene.end = news.end
-            self._scene.total_steps = news.total_steps if news.end or news.total_steps else news.config.clock.steps
+            self._coordinator = news.reason or "answers"
+            self._end = news.end
+            self._total_steps = news.total_steps if news.end or news.total_steps else news.config.clock.steps
             self._overlay.dial(tuple(dict.fromkeys([*self._invite.bootstrap, *news.bootstrap])))
             return self._watch.begin()
         return [event for entry in news.entries for event in self._watch.receive_listed(entry)]
@@ -151,14 +157,14 @@ class _Follower:
             raise OperatorError(f"{NEEDS_EXTRA}; {status.problem}")
         if status.peers:
             self._contact = time.monotonic()
-        if status != self._scene.overlay:
-            self._scene.overlay = status
-            self._screen.overlay(status)
+        if status != self._status:
+            self._status = status
+            show_overlay(status, as_json=self._as_json)
 
     def _handle_away(self, away: Away) -> list[Event]:
-        if self._scene.coordinator == "asking" and not self._invite.bootstrap:
+        if self._coordinator == "asking" and not self._invite.bootstrap:
             raise away.error  # nothing to start from
-        self._scene.coordinator = f"away ({away.error})"
+        self._coordinator = f"away ({away.error})"
         return self._watch.anchor()
 
     def _ask(self) -> None:
@@ -178,7 +184,7 @@ class _Follower:
             "run": watch.run_id.hex(),
             "head_step": step,
             "head_hash": digest.hex(),
-            "total_steps": self._scene.total_steps,
+            "total_steps": self._total_steps,
             "anchored_at": watch.anchored_at,
             "entries": tally.entries_all,
             "entries_gossip": tally.entries[EntrySource.GOSSIP],
@@ -188,7 +194,7 @@ class _Follower:
             "repeated": tally.repeated,
             "lost": self._overlay.lost,
             "refused": {reason.value: count for reason, count in tally.refused.items()},
-            "overlay_peers": self._scene.overlay.peers,
+            "overlay_peers": self._status.peers,
             "overlay_restarts": self._overlay.restarts,
             "peers": [
                 {
@@ -203,3 +209,92 @@ class _Follower:
                 for key, row in watch.peers.items()
             ],
         }
+
+
+# A watcher's output: JSON lines for programs, a line a step for people. Decides nothing.
+
+
+def show(event: Event, total_steps: int | None, *, as_json: bool) -> None:
+    """Print an event. People get entries, and of each reason the first refusal and those at powers of two."""
+    if as_json:
+        print_json(_as_json(event))
+    elif isinstance(event, EntrySeen):
+        print(_line(event, total_steps), flush=True)
+    elif isinstance(event, Refused) and event.count & (event.count - 1) == 0:
+        print(f"refused ({event.count} so far): {event.reason.value}: {printable(event.detail)}", flush=True)
+
+
+def show_overlay(status: OverlayStatus, *, as_json: bool) -> None:
+    if as_json:
+        told = {"peers": status.peers, "restarts": status.restarts, "problem": status.problem}
+        print_json({"event": "overlay", **told})
+        return
+    why = f" ({printable(status.problem)})" if status.problem else ""
+    print(f"overlay: {status.peers} peers, {status.restarts} restarts{why}", flush=True)
+
+
+def show_end(summary: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(summary)
+    else:
+        print(_closing(summary), flush=True)
+
+
+def _as_json(event: Event) -> dict[str, Any]:
+    if isinstance(event, EntrySeen):
+        entry = event.signed.entry
+        return {
+            "event": "entry",
+            "step": entry.step,
+            "hash": event.signed.hash.hex(),
+            "parent_hash": entry.parent_hash.hex(),
+            "parent_state_digest": entry.parent_state_digest.hex(),
+            "lr": entry.lr,
+            "loss": event.loss,
+            "source": event.source.value,
+            "announced": event.announced,
+            "contributions": [
+                {
+                    "peer": peer_id(c.public_key),
+                    "payload_sha256": c.payload_sha256.hex(),
+                    "payload_bytes": c.payload_bytes,
+                    "samples": c.samples,
+                    "tokens": c.tokens,
+                    "loss": c.loss,
+                }
+                for c in entry.contributions
+            ],
+        }
+    if isinstance(event, AnnouncementSeen):
+        return {
+            "event": "announcement",
+            "step": event.step,
+            "peer": peer_id(event.author),
+            "payload_sha256": event.payload_sha256.hex(),
+            "payload_bytes": event.payload_bytes,
+            "samples": event.samples,
+            "tokens": event.tokens,
+            "loss": event.loss,
+            "compute_ms": event.compute_ms,
+            "late": event.late,
+        }
+    return {"event": "refused", "reason": event.reason.value, "detail": event.detail, "count": event.count}
+
+
+def _line(event: EntrySeen, total_steps: int | None) -> str:
+    entry = event.signed.entry
+    size = sum(c.payload_bytes for c in entry.contributions)
+    return (
+        f"step {entry.step}/{total_steps or '?'}  loss {event.loss:.4f}  peers {len(entry.contributions)}  "
+        f"votes {amount(size)}  lr {entry.lr:.2e}  entry {event.signed.hash.hex()[:12]}  by {event.source.value}"
+    )
+
+
+def _closing(summary: dict[str, Any]) -> str:
+    refused = ", ".join(f"{count} {reason}" for reason, count in summary["refused"].items()) or "nothing"
+    entries = f"{summary['entries']} entries ({summary['entries_gossip']} by gossip)"
+    return (
+        f"{summary['why']}: step {summary['head_step']}, {entries}, {summary['announcements']} announcements "
+        f"({summary['late']} late), refused: {refused}. Every signature and the chain were checked"
+        + (f" from step {summary['anchored_at']} on." if summary["anchored_at"] else " from the first step.")
+    )

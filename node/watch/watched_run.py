@@ -13,10 +13,11 @@ from enum import Enum
 from typing import TypeAlias
 
 from protos import limits
-from protos.announcement import check_hashes, open_announcement
 from protos.envelope import Kind, parse
+from protos.equivocation import check_hashes, open_announcement
 from protos.errors import DivergedError, Reason, Refusal
-from protos.log import Chain, Entry, SignedEntry, open_entry
+from protos.figures import loss_of
+from protos.log import Chain, SignedEntry, open_entry
 from protos.v1 import envelope_pb2, update_pb2
 
 # A peer can have computed the next step at most. One more counts, because the watcher may have missed a message.
@@ -43,8 +44,8 @@ class EntrySeen:
 
     @property
     def loss(self) -> float:
-        """Sample-weighted mean of the losses that the authors claim, in nats a token; NaN without samples."""
-        return mean_loss(self.signed.entry)
+        """Of the step, in nats a token, as every other reader shows it: a liar's claim is drawn in. NaN without samples."""
+        return loss_of(self.signed.entry.contributions, math.nan)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ class PeerRow:
     announced_step: int = 0
     payload_bytes: int = 0
     loss: float = math.nan
-    compute_ms: int = 0
     votes_accepted: int = 0
     payload_bytes_accepted: int = 0
     late: int = 0
@@ -111,7 +111,6 @@ class Watch:
         self.coordinator = coordinator
         self.peers: dict[bytes, PeerRow] = {}
         self.tally = WatchCounters()
-        self.last: EntrySeen | None = None
         self.anchored_at: int | None = None
         self._chain: Chain | None = None
         self._hashes: dict[int, bytes] = {}
@@ -239,8 +238,7 @@ class Watch:
                 events.append(self._refused(Refusal(Reason.HASH_MISMATCH, detail)))
         self._announced = {key: value for key, value in self._announced.items() if key[0] > entry.step}
         self.tally.entries[source] += 1
-        self.last = EntrySeen(signed, source, announced)
-        return [self.last, *events]
+        return [EntrySeen(signed, source, announced), *events]
 
     # ---- announcements -----------------------------------------------------------------------------------------------
 
@@ -261,7 +259,7 @@ class Watch:
         row.late += late
         if body.step >= row.announced_step:
             row.announced_step, row.payload_bytes = body.step, body.payload_bytes
-            row.loss, row.compute_ms = body.loss, body.compute_ms
+            row.loss = body.loss
         return AnnouncementSeen(
             author=opened.public_key,
             step=body.step,
@@ -306,9 +304,3 @@ class Watch:
                 ]
             row = self.peers[public_key] = PeerRow()
         return row
-
-
-def mean_loss(entry: Entry) -> float:
-    """Sample-weighted mean of the contributions' losses; NaN without samples."""
-    samples = sum(c.samples for c in entry.contributions)
-    return sum(c.loss * c.samples for c in entry.contributions) / samples if samples else math.nan

@@ -15,8 +15,7 @@ from typing import Final
 import structlog
 
 from node.link.client import CoordinatorClient
-from node.web.observed import happenings, here
-from node.web.run_stats import STEPS_MAX, RunStats
+from node.web.run_stats import STEPS_MAX, RunStats, happenings, here
 from node.web.spool import Spool, SpoolFullError
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError, SwarmentumError
 from protos.invite import Invite

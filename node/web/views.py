@@ -8,8 +8,7 @@ from typing import Final
 
 from node.web import answers
 from node.web.followed import Followed
-from node.web.observed import here, peers_of
-from node.web.run_stats import RunEvent, finite
+from node.web.run_stats import RunEvent, finite, here, peers_of
 from protos.accounts import Account
 from protos.changes import Settings, with_settings
 from protos.errors import Refusal
@@ -18,9 +17,8 @@ from protos.failures import failure_values
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES, SAMPLE_TEXT_BYTES_MAX
 from protos.owner import NOBODY, Owner, groups, owners_of
-from protos.phases import phase_word
 from protos.run_config import RunConfig
-from protos.run_facts import peer_phase_word, unconfirmed_words
+from protos.run_facts import peer_phase_word, phase_word, unconfirmed_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import VERSION_CHARACTERS_MAX

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/v1/archive.proto\x12\rswarmentum.v1\"U\n\x0f\x41rchivedPayload\x12\x16\n\x0epayload_sha256\x18\x01 \x01(\x0c\x12\x14\n\x0cpayload_zstd\x18\x02 \x01(\x0c\x12\x14\n\x0c\x61nnouncement\x18\x03 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/v1/archive.proto\x12\rswarmentum.v1\"f\n\x0f\x41rchivedPayload\x12\x16\n\x0epayload_sha256\x18\x01 \x01(\x0c\x12\x14\n\x0cpayload_zstd\x18\x02 \x01(\x0c\x12\x14\n\x0c\x61nnouncement\x18\x03 \x01(\x0c\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.archive_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ARCHIVEDPAYLOAD']._serialized_start=42
-  _globals['_ARCHIVEDPAYLOAD']._serialized_end=127
+  _globals['_ARCHIVEDPAYLOAD']._serialized_end=144
 # @@protoc_insertion_point(module_scope)

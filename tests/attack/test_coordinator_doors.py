@@ -195,14 +195,14 @@ def test_lanes_do_not_take_each_others_places_and_peers_find_room() -> None:
         assert isinstance(place, CallSlot)
         place.leave()
         place.leave()
-    assert made.in_use(Lane.READING) == 3
+    assert made._all[Lane.READING] == 3
     made.met(b"session", "a:1")
     assert all(isinstance(acquire(Lane.READING, "a", "a:1"), CallSlot) for _ in range(call_limits.SESSION_CALLS_MAX))
-    assert made.in_use(Lane.READING) == 3, "a session's connection has places of its own"
+    assert made._all[Lane.READING] == 3, "a session's connection has places of its own"
     assert "of your connection" in str(acquire(Lane.READING, "a", "a:1"))
     made.met(b"session", "a:2")
     assert isinstance(acquire(Lane.READING, "a", "a:1"), CallSlot)
-    assert made.in_use(Lane.READING) == 4, "a session has one connection"
+    assert made._all[Lane.READING] == 4, "a session has one connection"
 
 
 def test_calls_of_one_address_have_a_rate() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from node.archive.ledger import log_of
+from node.archive.ledger import read
 from tests.attack.fakes import poison
 from tests.system.local_swarm import GUARD, PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
 
@@ -87,7 +87,7 @@ def test_eight_fakes_harm_nothing_in_a_run_of_three_with_an_anchor(tmp_path: Pat
         told = [swarm.steps(name) for name in (*HONEST, "anchor")]
         assert all(len(digests) == 1 for digests in digests_by_step(*told).values())
         truth = {line["step"]: bytes.fromhex(line["digest"]) for line in swarm.steps("ada")}
-        entries = asyncio.run(log_of(swarm.invite))
+        entries = asyncio.run(read(swarm.invite))[0]
         assert len(entries) == steps
         said = {s.entry.step - 1: s.entry.parent_state_digest for s in entries if s.entry.parent_state_digest}
         assert len(said) > steps / 2

@@ -7,10 +7,10 @@ from unittest import mock
 import numpy as np
 import torch
 
-from node.optim import reference
 from node.optim.votes import bits, topk
 from node.optim.votes import groups as votes
 from tests.bench.timing import medians_ms
+from tests.unit.optim import reference
 
 REFERENCE_CHUNKS = 20
 """The reference codes this many chunks; rates are compared, not times."""

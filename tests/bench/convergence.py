@@ -26,7 +26,8 @@ from rich.table import Table
 
 from node.data.corpus import open_corpus
 from node.model.spec import build, parameter_count
-from node.pictures import format_bytes, render
+from node.pictures import render
+from protos.amounts import amount
 from tests.bench.convergence_picture import picture
 from tests.bench.methods import BASELINES, METHODS, RUN_SCHEDULE
 from tests.bench.trial import SCHEDULES, SIZES, Outcome, Run, model_spec, split, train
@@ -259,7 +260,7 @@ def as_table(rows: Mapping[str, Mapping[str, Any]], title: str) -> Table:
             shown(found["loss"]),
             f"{shown(found['loss_min'])} .. {shown(found['loss_max'])}",
             *against,
-            format_bytes(found["bytes_step"]),
+            amount(found["bytes_step"]),
             f"{found['ratio_to_allreduce']:,.0f}",
             f"{found['run_s']:.0f} s",
         )

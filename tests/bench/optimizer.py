@@ -15,9 +15,9 @@ from torch import nn
 from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.base import BaseConfig, BaseName
 from node.optim.demo import DeMo, DeMoConfig
-from node.optim.reference import Reference
 from node.optim.votes import groups as votes
 from tests.bench.timing import medians_ms
+from tests.unit.optim.reference import Reference
 
 REFERENCE_PARAMETERS_MAX = 200_000
 """The reference is timed on a model of at most this size and scaled: its time grows in proportion to chunks."""

@@ -37,7 +37,6 @@ from node.blobs.holder_streams import HolderStreams, Stream
 from node.blobs.turns import Attempt
 from node.control.control_server import answered
 from node.data import manifest as shard_manifest
-from node.data.errors import DataError
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.paper.demo import PaperConfig, PaperDeMo
@@ -50,15 +49,14 @@ from node.swarm.inbox import Announced, Inbox
 from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
 from node.swarm.view import View
 from node.wire.codec import Update, encode_update
-from node.wire.validate import UpdateDoor
-from node.wire.vote_sum import open_aggregate
+from node.wire.validate import UpdateDoor, open_aggregate
 from protos import packing
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, SampleShare
 from protos.changes import changed_values, settings_body, settings_from_body, settings_of, with_settings
 from protos.end import open_end
 from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_bytes
-from protos.errors import NetworkError, OperatorError, Reason, Refusal
+from protos.errors import DataError, NetworkError, OperatorError, Reason, Refusal
 from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
 from protos.invite import Invite
@@ -431,7 +429,7 @@ def operator_page(data: bytes) -> None:
 
 
 def archive(data: bytes) -> None:
-    for read in (_archived_records, lambda d: files.layout_shapes(d.decode(errors="replace")), files.unpacked):
+    for read in (_archived_records, lambda d: files.layout_shapes(d.decode(errors="replace")), _frame):
         try:
             read(data)
         except Refusal:
@@ -449,7 +447,11 @@ def _archived_records(data: bytes) -> None:
     file = io.BytesIO(data)
     file.name = "payloads"
     for record in files._records(file, 1 << 16):
-        files.unpacked(parse(archive_pb2.ArchivedPayload, record).payload_zstd)
+        files.payload_of(parse(archive_pb2.ArchivedPayload, record))
+
+
+def _frame(data: bytes) -> None:
+    files.payload_of(archive_pb2.ArchivedPayload(payload_zstd=data))
 
 
 def evaluation(data: bytes) -> None:
@@ -531,7 +533,7 @@ def seeds() -> dict[str, list[bytes]]:
     pushed = update_pb2.Announcement(
         step=1, parent_hash=RUN, payload_sha256=hashlib.sha256(b"votes").digest(), payload_bytes=5
     ).SerializeToString()
-    archived = files.packed(b"votes" * 9, HASH, b"")
+    archived = files.payload_record(b"votes" * 9, HASH, b"")
     return {
         "envelope": [sealed(Kind.KIND_REPORT, b"body")],
         "announcement": [said.SerializeToString(), sealed(Kind.KIND_ANNOUNCEMENT, said.SerializeToString())],

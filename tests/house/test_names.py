@@ -18,7 +18,6 @@ CLASSES = {
 FILES = {
     "config": "the settings of a peer, and those of a coordinator: what each program is told",
     "demo": "one optimizer's interface in three folders: in chunks, as the paper's, over several devices",
-    "errors": "the error tree, and the one class of the operator's data",
     "events": "what each side's loop takes: the coordinator's clock, and the training thread",
     "options": "the options that the commands of each program share",
     "text": "a run's training text, and words from strangers",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.watch import watch_command, watched_run
-from node.watch.frames import MESSAGE, OVERSIZED, STATUS, FrameReader, frame
-from node.watch.watched_run import AnnouncementSeen, EntrySeen, Refused, Watch
+from node.watch import net, watch_command, watched_run
+from node.watch.watched_run import AnnouncementSeen, EntrySeen, EntrySource, Refused, Watch
 from protos.errors import DivergedError, OperatorError, Reason
 from protos.identity import Identity
 from protos.invite import Invite
-from tests.interop.world import Log
+from protos.log import Contribution
+from tests.interop.world import ROOT, Log
 
 COORDINATOR = Identity.from_seed(bytes([1]) * 32)
 RUN_ID = bytes(range(32))
@@ -115,22 +119,58 @@ def test_nothing_is_concluded_before_it_is_known_where_the_chain_starts() -> Non
     assert isinstance(watch.receive(ENTRIES[4].envelope)[0], EntrySeen)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([MESSAGE, OVERSIZED, STATUS]), st.binary(max_size=40)), max_size=8),
-    st.integers(1, 20),
-)
-def test_frames_come_out_as_they_went_in(frames: list[tuple[bytes, bytes]], chunk: int) -> None:
-    stream = b"".join(frame(kind, body) for kind, body in frames)
-    reader, found = FrameReader(), []
-    for at in range(0, len(stream), chunk):
-        found += reader.feed(stream[at : at + chunk])
-    assert found == frames
+DIES = """
+from node.watch import net
+net.RESTARTS_MAX, net.RESTART_SECONDS_MAX = 3, 0.01
+
+async def serve(self):
+    raise ExceptionGroup("tree", [ValueError("a stranger's frame")])
+
+net.Overlay._serve = serve
+told = []
+overlay = net.Overlay("topic", lambda news: told.append(news) is None)
+overlay.start()
+overlay.join(20)
+assert not overlay.is_alive()
+problem = "py-libp2p ended: ValueError(\\"a stranger's frame\\")"
+assert told == [net.OverlayStatus(0, number, problem, fatal=number == 3) for number in range(4)], told
+"""
+LIVES = """
+import queue
+from node.watch import net
+told = queue.Queue()
+overlay = net.Overlay("topic", lambda news: told.put(news) is None)
+overlay.start()
+assert told.get(timeout=60) == net.OverlayStatus(0, 0)
+overlay.stop()
+assert not overlay.is_alive()
+"""
 
 
-@pytest.mark.parametrize("data", [b"\x7f\xff\xff\xffM", b"\x00\x00\x00\x01X"])
-def test_what_is_no_frame_is_not_waited_for(data: bytes) -> None:
-    with pytest.raises(ValueError, match="not a frame"):
-        FrameReader().feed(data)
+# in a process of its own: libp2p and hivemind cannot be imported in one
+@pytest.mark.skipif(find_spec("libp2p") is None, reason="needs the extra swarmentum[watch]")
+@pytest.mark.parametrize("script", [DIES, LIVES], ids=["one that ends is started again", "one that runs is stopped"])
+def test_the_overlay_s_thread(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_addresses_that_are_dialled_are_bounded_and_plain_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(net, "ADDRESSES_KEPT_MAX", 3)
+    overlay = net.Overlay("topic", lambda news: True)
+    overlay.dial(("/ip4/1.2.3.4/udp/1/quic/p2p/x", "/ip4/1.2.3.4/tcp/1/p2p/a"))
+    overlay.dial(tuple(f"/ip4/1.2.3.4/tcp/1/p2p/{name}" for name in "abcd"))
+    assert list(overlay._addresses) == [f"/ip4/1.2.3.4/tcp/1/p2p/{name}" for name in "abc"]
+
+
+def test_a_liar_does_not_decide_the_loss_that_is_shown() -> None:
+    claims = (2.0, 2.0, 2.0, 1e4)
+    entry = _LOG.entry(
+        contributions=tuple(Contribution(bytes([n]) * 32, bytes(32), 9, 4, 9, it) for n, it in enumerate(claims))
+    )
+    assert EntrySeen(entry, EntrySource.GOSSIP, 0).loss == 2.5
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

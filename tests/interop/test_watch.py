@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -188,7 +186,7 @@ async def test_two_histories_signed_by_the_coordinator_end_it(tmp_path: Path, wh
     assert stderr.strip() == f"error: {summary['why']}"
 
 
-async def test_it_survives_a_malformed_meshsub_frame_and_the_death_of_its_overlay_process(tmp_path: Path) -> None:
+async def test_it_survives_a_malformed_meshsub_frame(tmp_path: Path) -> None:
     from hivemind.p2p import PeerID
 
     async with world(tmp_path) as here, watching(here.invite.link()) as watch:
@@ -201,13 +199,9 @@ async def test_it_survives_a_malformed_meshsub_frame_and_the_death_of_its_overla
         writer.close()
         await here.step()
         assert (await watch.entry(1))["source"] == "gossip"
-        os.kill(watch.overlay_process(), signal.SIGKILL)
-        await watch.overlay(here.host, here.topic, restarts=1)
-        await here.step()
-        assert (await watch.entry(2))["source"] == "gossip"
         watch.interrupt()
         code, summary, _ = await watch.end()
-    assert (code, summary["overlay_restarts"], summary["refused"]) == (130, 1, {})
+    assert (code, summary["overlay_restarts"], summary["refused"]) == (130, 0, {})
 
 
 async def test_without_the_coordinator_it_starts_at_the_first_entry_that_it_hears(tmp_path: Path) -> None:

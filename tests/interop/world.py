@@ -217,13 +217,6 @@ class Watching:
         """Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
-    def overlay_process(self) -> int:
-        """The process id of its libp2p child."""
-        task = Path(f"/proc/{self.process.pid}/task")
-        children = {int(pid) for thread in task.iterdir() for pid in (thread / "children").read_text().split()}
-        assert len(children) == 1, children
-        return children.pop()
-
 
 @asynccontextmanager
 async def watching(link: str, *options: str) -> AsyncIterator[Watching]:

@@ -7,8 +7,7 @@ from typing import Any
 from unittest import mock
 
 from node.wire.codec import payload_hash
-from node.wire.validate import UpdateDoor
-from node.wire.vote_sum import aggregate
+from node.wire.validate import UpdateDoor, aggregate
 from protos.errors import Refusal
 from protos.limits import HASH_BYTES
 from protos.log import Entry

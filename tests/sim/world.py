@@ -40,9 +40,8 @@ from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import EVENTS_MAX, Swarm
 from node.swarm.events import Committed, Event
-from node.swarm.last_announcement import SignedAnnouncement
 from node.swarm.parts import Outside
-from node.swarm.publication import Publication
+from node.swarm.publication import Publication, SignedAnnouncement
 from node.swarm.pushes import Pusher
 from node.swarm.session import Session
 from node.training.replica import Replica

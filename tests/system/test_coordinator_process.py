@@ -253,7 +253,7 @@ async def test_a_run_from_creation_to_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_cleanly_and_soon(tmp_path: Path, number: signal.Signals) -> None:
     home = tmp_path / "home"
-    async with serving(home) as coordinator:
+    async with serving(home, "--reflection") as coordinator:
         invite = await create(home)
         peer = ScriptedPeer(0, invite)  # one of two: the stream stays open and the run waits
         living = asyncio.get_running_loop().create_task(peer.live())
@@ -272,6 +272,7 @@ async def test_a_signal_ends_it_cleanly_and_soon(tmp_path: Path, number: signal.
         assert not (home / "serving.json").exists()
     words = (tmp_path / "stderr").read_text()
     assert "Traceback" not in words, words[-2000:]
+    assert "--reflection does nothing any more" in words
 
 
 async def test_exit_codes(tmp_path: Path) -> None:

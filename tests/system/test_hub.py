@@ -1,4 +1,4 @@
-"""`swarmentum push` and models of the hub, by the real huggingface_hub against a hub of the test's own (tests/system/hub.py).
+"""Uploads of exports, and models of the hub, by the real huggingface_hub against a hub of the test's own (tests/system/hub.py).
 
 The real hub was never reached from here.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from tests.system.hub import READS, TOKEN, Hub
 pytestmark = pytest.mark.system
 
 RUN_ID = "ab" * 32
+HF = Path(sys.executable).with_name("hf")
 
 
 @pytest.fixture
@@ -45,26 +47,44 @@ def export(tmp_path: Path) -> Path:
     return folder
 
 
-def swarmentum(*command: str, environment: dict[str, str]) -> tuple[int, str, str]:
+def ran(*command: str, environment: dict[str, str]) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     done = subprocess.run(
-        [sys.executable, "-m", "node", *command], capture_output=True, text=True, timeout=120, check=False,
-        env={**inherited, **environment},
-    )  # fmt: skip
+        command, capture_output=True, text=True, timeout=120, check=False, env={**inherited, **environment}
+    )
     return done.returncode, done.stdout, done.stderr
+
+
+def swarmentum(*command: str, environment: dict[str, str]) -> tuple[int, str, str]:
+    return ran(sys.executable, "-m", "node", *command, environment=environment)
+
+
+PUSH = """
+import sys
+from pathlib import Path
+from node.commands import hugging_face
+from protos.console import exit_with
+folder, repo = sys.argv[1:3]
+exit_with(lambda: print(hugging_face.push(Path(folder), repo, public="--public" in sys.argv)))
+"""
+"""As `export --push-to-hub` does at its end."""
+
+
+def push(folder: Path, repo: str, *flags: str, environment: dict[str, str]) -> tuple[int, str, str]:
+    return ran(sys.executable, "-c", PUSH, str(folder), repo, *flags, environment=environment)
 
 
 def test_an_export_goes_to_a_private_repository_and_a_newer_one_of_the_run_follows(
     tmp_path: Path, hub: Hub, export: Path
 ) -> None:
     environment = hub.environment(tmp_path)
-    code, out, err = swarmentum("push", str(export), "ada/tiny", "--json", environment=environment)
+    code, out, err = push(export, "ada/tiny", environment=environment)
     assert code == 0, err
     repo = hub.repos["ada/tiny"]
     assert repo.private
     sha, files = repo.commits[-1]
-    assert json.loads(out) == {"hub": f"{hub.url}/ada/tiny/commit/{sha}"}
+    assert out.strip() == f"{hub.url}/ada/tiny/commit/{sha}"
     assert {name: data for name, data in files.items() if name != ".gitattributes"} == {
         path.name: path.read_bytes() for path in export.iterdir()
     }
@@ -72,7 +92,7 @@ def test_an_export_goes_to_a_private_repository_and_a_newer_one_of_the_run_follo
     facts = json.loads((export / MARK).read_text()) | {"steps": 50}
     (export / MARK).write_text(json.dumps(facts))
     (export / "model.safetensors").rename(export / "model-00001-of-00001.safetensors")
-    code, _, err = swarmentum("push", str(export), "ada/tiny", environment=environment)
+    code, _, err = push(export, "ada/tiny", environment=environment)
     assert code == 0, err
     assert repo.messages[-1] == f"Step 50 of run {RUN_ID[:16]}"
     assert [name for name in repo.commits[-1][1] if name.endswith(".safetensors")] == [
@@ -83,17 +103,29 @@ def test_an_export_goes_to_a_private_repository_and_a_newer_one_of_the_run_follo
 def test_an_upload_that_broke_off_goes_on(tmp_path: Path, hub: Hub, export: Path) -> None:
     environment = hub.environment(tmp_path)
     hub.refuse = lambda method, path: 0 if "/commit/" in path else None
-    code, _, err = swarmentum("push", str(export), "ada/tiny", "--public", environment=environment)
+    code, _, err = push(export, "ada/tiny", "--public", environment=environment)
     assert code == 3, err
-    assert f"swarmentum push {export} ada/tiny` goes on with it" in err
+    line = err.partition("; `")[2].partition("` goes on with it")[0]
+    assert line.startswith(f"hf upload ada/tiny {export} ")
     assert not hub.repos["ada/tiny"].private
     sent = hub.count("PUT", "/lfs/")
     assert sent == 1
     hub.refuse = lambda method, path: None
-    code, _, err = swarmentum("push", str(export), "ada/tiny", environment=environment)
+    code, _, err = ran(str(HF), *shlex.split(line)[1:], environment=environment)
     assert code == 0, err
     assert hub.count("PUT", "/lfs/") == sent, "the weights were sent again"
     assert "model.safetensors" in hub.repos["ada/tiny"].commits[-1][1]
+
+
+def test_push_names_the_hub_s_own_command(tmp_path: Path, hub: Hub, export: Path) -> None:
+    environment = hub.environment(tmp_path)
+    code, _, err = swarmentum("push", str(export), "ada/tiny", "--json", environment=environment)
+    assert (code, "is gone" in err) == (2, True), err
+    line = shlex.split(err.split("`")[-2])
+    code, _, err = ran(str(HF), *line[1:], environment=environment)
+    assert code == 0, err
+    assert hub.repos["ada/tiny"].private
+    assert hub.repos["ada/tiny"].commits[-1][1]["model.safetensors"] == (export / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +149,7 @@ def test_what_goes_wrong_is_said_in_plain_words(
     hub.repos["ada/work"].commit({"thesis.txt": b"mine"})
     hub.repos["ada/another"].commit({MARK: json.dumps({"run_id": "cd" * 32}).encode()})
     before = {name: len(one.commits) for name, one in hub.repos.items()}
-    got, _, err = swarmentum("push", str(export), repo, environment=hub.environment(tmp_path, token))
+    got, _, err = push(export, repo, environment=hub.environment(tmp_path, token))
     assert got == code, err
     assert words in err
     assert "Traceback" not in err
@@ -126,13 +158,13 @@ def test_what_goes_wrong_is_said_in_plain_words(
 
 def test_a_hub_that_is_away_and_a_folder_that_is_no_export(tmp_path: Path, hub: Hub, export: Path) -> None:
     away = hub.environment(tmp_path) | {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    code, _, err = swarmentum("push", str(export), "ada/tiny", environment=away)
+    code, _, err = push(export, "ada/tiny", environment=away)
     assert (code, "the hub cannot be reached" in err) == (3, True), err
     (tmp_path / "work").mkdir()
-    code, _, err = swarmentum("push", str(tmp_path / "work"), "ada/tiny", environment=hub.environment(tmp_path))
+    code, _, err = push(tmp_path / "work", "ada/tiny", environment=hub.environment(tmp_path))
     assert (code, "is not an export of this program" in err) == (2, True), err
     offline = hub.environment(tmp_path) | {"HF_HUB_OFFLINE": "1"}
-    code, _, err = swarmentum("push", str(export), "ada/tiny", environment=offline)
+    code, _, err = push(export, "ada/tiny", environment=offline)
     assert (code, "HF_HUB_OFFLINE is set" in err) == (2, True), err
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from node.control.call import call
+from node.control.control_server import call
 from protos.invite import Invite
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, processes_with, wait_for
 from tests.system.terminal import CTRL_C, Terminal, daemons_of

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from node.archive.ledger import Ledger, ledger, log_of, read
+from node.archive.ledger import Ledger, ledger, read
 from node.link.client import CoordinatorClient
 from protos.figures import loss_of
 from protos.identity import Identity
@@ -100,7 +100,7 @@ def apart(work: Coroutine[Any, Any, T]) -> T:
 
 @pytest.fixture(scope="module")
 def log(swarm: PageSwarm) -> list[SignedEntry]:
-    return apart(log_of(swarm.invite))
+    return apart(read(swarm.invite))[0]
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
-from node.optim.paper.coefficient_payload import PaperForm
-from node.optim.paper.cut import CHUNK_SIDES, Cut
+from node.optim.paper.coefficient_payload import CHUNK_SIDES, Cut, PaperForm
 from node.optim.paper.mean import directions, orthonormal
 from node.optim.saved import check_state, private_state
 from node.optim.step import NonFiniteGradient, Votes, apply_update, as_tensor, clip_scale, exact_float32, total_norm

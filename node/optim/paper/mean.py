@@ -23,8 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from node.optim.paper.coefficient_payload import VALUE_BITS, Spoken
-from node.optim.paper.cut import Cut
+from node.optim.paper.coefficient_payload import VALUE_BITS, Cut, Spoken
 
 UNIT_BITS = 24
 """A value keeps so many bits below the unit of the chunk's largest exponent."""

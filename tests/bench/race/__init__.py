@@ -28,7 +28,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from node.model.spec import parameter_count
-from node.pictures import format_bytes, render
+from node.pictures import render
+from protos.amounts import amount
 from tests.bench.race import course
 from tests.bench.race.curves import Point, common_loss, figures, ratios
 from tests.bench.race.picture import picture
@@ -173,9 +174,9 @@ def as_table(rows: Mapping[str, Mapping[str, Any]], title: str) -> Table:
             str(row["title"]) + (" (failed)" if row["failed"] else ""),
             str(row["steps"]),
             shown(row["steps_a_minute"], "{:.1f}"),
-            format_bytes(row["sent_bytes_a_peer_step"]),
+            amount(row["sent_bytes_a_peer_step"]),
             shown(row["seconds_to_loss"], "{:.1f}"),
-            "-" if to_loss is None else format_bytes(to_loss),
+            "-" if to_loss is None else amount(to_loss),
             shown(row.get("held_out_loss"), "{:.3f}"),
         )
     return table

@@ -18,8 +18,7 @@ from node.archive.record import Recorder
 from node.archive.verify import Verification, text, verify
 from node.archive.verify import line as line_of
 from node.training.replica import Replica
-from node.wire.validate import UpdateDoor
-from node.wire.vote_sum import aggregate
+from node.wire.validate import UpdateDoor, aggregate
 from protos.changes import Settings
 from protos.envelope import Kind, seal
 from protos.errors import OperatorError, Refusal
@@ -210,7 +209,7 @@ def test_another_sum_than_the_log_names_is_found(tmp_path: Path) -> None:
         records = changed
         if records is None:
             record = archive_pb2.ArchivedPayload.FromString(kept[1])
-            record.payload_zstd = archive_pb2.ArchivedPayload.FromString(kept[0]).payload_zstd
+            record.payload = archive_pb2.ArchivedPayload.FromString(kept[0]).payload
             records = [kept[0], record.SerializeToString(), kept[2]]
         with path.open("wb") as file:
             for record_bytes in records:
@@ -329,12 +328,17 @@ def flipped(data: bytes, at: int = -1) -> bytes:
 
 
 def other_votes(record: bytes) -> bytes:
-    data = files.unpacked(archive_pb2.ArchivedPayload.FromString(record).payload_zstd)
-    return repack(record, payload_zstd=zstandard.compress(flipped(data)))
+    return repack(record, payload=flipped(archive_pb2.ArchivedPayload.FromString(record).payload))
+
+
+def as_before(record: bytes) -> bytes:
+    """The record as earlier versions wrote it: the payload as a frame of zstd."""
+    data = archive_pb2.ArchivedPayload.FromString(record).payload
+    return repack(record, payload=b"", payload_zstd=zstandard.compress(data))
 
 
 def bomb(record: bytes) -> bytes:
-    return repack(record, payload_zstd=zstandard.compress(bytes(PAYLOAD_BYTES_MAX + 1)))
+    return repack(record, payload=b"", payload_zstd=zstandard.compress(bytes(PAYLOAD_BYTES_MAX + 1)))
 
 
 def foreign_word(life: Life) -> Callable[[list[bytes]], list[bytes]]:
@@ -357,7 +361,8 @@ def another_payload_announced(life: Life) -> Callable[[list[bytes]], list[bytes]
 
 PAYLOAD_CHANGES: dict[str, tuple[Callable[[Life], Callable[[list[bytes]], list[bytes]]], str]] = {
     "votes": (lambda _: lambda r: [*r[:4], other_votes(r[4]), *r[5:]], "hash"),
-    "no frame": (lambda _: lambda r: [*r[:4], repack(r[4], payload_zstd=b"zstd"), *r[5:]], "zstd"),
+    "votes of before": (lambda _: lambda r: [*r[:4], as_before(other_votes(r[4])), *r[5:]], "hash"),
+    "no frame": (lambda _: lambda r: [*r[:4], repack(r[4], payload=b"", payload_zstd=b"zstd"), *r[5:]], "zstd"),
     "bomb": (lambda _: lambda r: [*r[:4], bomb(r[4]), *r[5:]], "too_large"),
     "missing": (lambda _: lambda r: [*r[:4], *r[5:]], "not in this archive"),
     "no record": (lambda _: lambda r: [*r[:4], b"\xff\xff", *r[5:]], "not in this archive"),
@@ -375,6 +380,14 @@ def test_a_changed_payload_is_found_at_its_step(life: Life, name: str) -> None:
     assert not found.ok
     assert (found.first_bad_step, found.steps) == (3, 2), found.reason
     assert reason in found.reason
+
+
+def test_an_archive_of_before_holds_its_payloads_as_frames_of_zstd(life: Life) -> None:
+    life.steps(5)
+    rewrite(files.segments(life.archive)[0].path(files.PAYLOADS), lambda r: [*map(as_before, r[:6]), *r[6:]])
+    found = life.verify()
+    assert found.ok, found.reason
+    assert (found.steps, found.votes) == (5, 10)
 
 
 LOG_CHANGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
@@ -460,7 +473,7 @@ def test_payloads_of_an_entry_that_was_not_written_do_no_harm(life: Life) -> Non
     again.close()
     life.recorder = life.open()
     payloads = [
-        files.unpacked(archive_pb2.ArchivedPayload.FromString(record).payload_zstd)
+        archive_pb2.ArchivedPayload.FromString(record).payload
         for record in files.records(
             files.segments(life.archive)[0].path(files.PAYLOADS), files.PAYLOAD_RECORD_BYTES_MAX
         )

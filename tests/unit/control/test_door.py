@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from node.control.call import call
-from node.control.control_server import CALLERS_MAX, DOOR_FILE, REQUEST_BYTES_MAX, ControlServer
+from node.control.control_server import CALLERS_MAX, DOOR_FILE, REQUEST_BYTES_MAX, ControlServer, call
 from protos.errors import NetworkError, OperatorError
 
 

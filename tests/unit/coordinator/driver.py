@@ -514,7 +514,7 @@ class Swarm(Harness):
             return
         if peer.claim is not None and peer.claim.step == tick.step:
             return
-        # whatever its life: node/swarm/last_announcement.py keeps it from announcing another one
+        # whatever its life: node/swarm/publication.py keeps it from announcing another one
         peer.claim = claim_of(peer.tick, peer.number, compute_ms=peer.compute_ms)
         peer.holdings.add((peer.claim.step, key(peer.number), peer.claim.payload_sha256))
         self._say(peer, peer.claim)

@@ -15,8 +15,8 @@ from coordinator.clock.state import Phase
 from coordinator.commands.fork_changes import changes_of, forked
 from coordinator.commands.operator import Operator
 from coordinator.commands.parents import Parent, _without_its_anchors
+from coordinator.serving.reading import states
 from coordinator.store.journal import Journal
-from coordinator.store.states import states
 from protos.assignment import Range
 from protos.errors import OperatorError, RefusedError
 from protos.identity import peer_id

@@ -14,12 +14,13 @@ from node.commands import status
 from protos.errors import RefusedError
 from protos.identity import Identity
 from protos.limits import OWNER_STEPS_MIN
-from protos.owner import NOBODY, Owner, owner_body, signed_by
+from protos.owner import NOBODY, Owner, owner_body
 from protos.v1 import coordinator_pb2 as pb
 from tests.unit.coordinator.driver import LAYOUT, Harness, config, digest_of, joined, key, snapshot_at
 from tests.unit.coordinator.serving import Served, identity, peers, served
 from tests.unit.coordinator.test_machine import contribute
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
+from tests.unit.protos.test_owner import signed_by
 
 ADA, BOB = Owner("Ada"), Owner("Bob")
 

@@ -36,8 +36,8 @@ from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.identity import Identity
 from protos.log import lr_from_bits, run_id_of
 from protos.optimizer_config import OptimizerConfig
-from protos.phases import phase_word
 from protos.run_config import RunConfig
+from protos.run_facts import phase_word
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 from tests.unit.coordinator.driver import RUN_ID, Harness, Swarm, config, digest_of, joined, key, snapshot_at

@@ -10,16 +10,13 @@ from typing import Any
 import grpc
 import pytest
 import sqlalchemy as sa
-from google.protobuf import descriptor_pb2, descriptor_pool
-from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.clock.events import Disconnected, TimerFired
 from coordinator.clock.records import EntryCommitted, TickOpened
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import event_loop as runtime_module
-from coordinator.serving import event_streams, reflection, sessions, trouble
+from coordinator.serving import event_streams, sessions, trouble
 from protos import limits, packing
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
@@ -48,7 +45,6 @@ from tests.unit.coordinator.serving import (
 )
 
 WAITS = config(min_peers=2, steps=5)
-V1 = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 
 
 async def one_step(swarm: list[LivePeer]) -> list[pb.FollowResponse]:
@@ -266,53 +262,19 @@ async def test_the_pin_decides(tmp_path: Path) -> None:
         await asyncio.to_thread(fetch_certificate, address, here.certificate.sha256)
 
 
-async def test_reflection_is_off_unless_the_operator_wants_it(tmp_path: Path) -> None:
+async def test_health_answers(tmp_path: Path) -> None:
     async with served(tmp_path, WAITS) as here, here.channel() as channel:
-        # It asks nothing: a question that is written after the refusal came fails with INTERNAL, in the client itself
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
-        assert await call.code() == grpc.StatusCode.UNIMPLEMENTED
-        assert await channel.stream_stream(V1)().code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_health_and_reflection_answer(tmp_path: Path) -> None:
-    async with served(tmp_path, WAITS, reflection=True) as here, here.channel() as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "swarmentum.v1.CoordinatorService", "swarmentum.v1.OperatorService"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        )
-        async for answer in call:
-            names = {service.name for service in answer.list_services_response.service}
-            assert {"swarmentum.v1.CoordinatorService", "swarmentum.v1.OperatorService"} <= names
 
 
-async def test_reflection_v1_describes_every_service_and_itself(tmp_path: Path) -> None:
-    """A client that knows the protocol alone: it builds all services from the answers, those of reflection included."""
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(reflection.file_of_v1())
-    asked = GetMessageClass(pool.FindMessageTypeByName("grpc.reflection.v1.ServerReflectionRequest"))
-    answered = GetMessageClass(pool.FindMessageTypeByName("grpc.reflection.v1.ServerReflectionResponse"))
-    async with served(tmp_path, WAITS, reflection=True) as here, here.channel() as channel:
-        info = channel.stream_stream(V1, asked.SerializeToString, answered.FromString)
-
-        async def ask(**question: str) -> Any:
-            [answer] = [it async for it in info(iter([asked(**question)]))]
-            return answer
-
-        names = [it.name for it in (await ask(list_services="")).list_services_response.service]
-        assert set(names) >= {"swarmentum.v1.CoordinatorService", "grpc.health.v1.Health", reflection.SERVICE_V1}
-        found = descriptor_pool.DescriptorPool()
-        for name in names:
-            files = (await ask(file_containing_symbol=name)).file_descriptor_response.file_descriptor_proto
-            for file in reversed(files):  # what a file imports has to be there before it
-                found.Add(descriptor_pb2.FileDescriptorProto.FromString(file))
-            assert found.FindServiceByName(name).methods
-        by_name = await ask(file_by_filename="grpc/reflection/v1/reflection.proto")
-        assert len(by_name.file_descriptor_response.file_descriptor_proto) == 1
-        lost = await ask(file_containing_symbol="not.here")
-        assert lost.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+async def test_a_service_that_is_not_here_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, here.channel() as channel:
+        # It asks nothing: a question that is written after the refusal came fails with INTERNAL, in the client itself
+        call = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")()
+        assert await call.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_late_follower_gets_the_log_then_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from node.data import build as building
-from node.data import shuffle
+from node.data import permutation
 from node.data.build import build
-from node.data.errors import DataError
-from node.data.shuffle import Shuffle, shuffled
+from node.data.permutation import Shuffle, shuffled
 from node.data.sources import Source
 from node.data.tally import LeftOutError
 from node.data.tokenizer import ByteTokenizer
 from node.data.walk import STATE_FILE
 from protos.disk import DiskError
+from protos.errors import DataError
 
 SHARD = 1024
 LOOK = 300
@@ -149,7 +149,7 @@ def test_the_order_follows_from_lengths_alone() -> None:
         yield from shuffle_.rest()
 
     assert [len(document) for document in one_by_one()] == by_length
-    assert shuffle.SHUFFLED_TOKENS == 1 << 26, "another number is another order, and breaks old digests"
+    assert permutation.SHUFFLED_TOKENS == 1 << 26, "another number is another order, and breaks old digests"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")

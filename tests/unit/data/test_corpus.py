@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from node.data import sources
 from node.data.corpus import open_corpus
-from node.data.errors import DataError
 from node.data.samples import Samples
 from node.data.sources import check_text, standard_library
 from node.data.token_file import FileTokens
 from node.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from node.data.tokens import bytes_of, check_vocabulary
+from protos.errors import DataError
 
 
 def corpus_text(path: Path, tmp_path: Path) -> bytes:

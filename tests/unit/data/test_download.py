@@ -15,9 +15,8 @@ import pytest
 
 from node.data import download
 from node.data.download import Mirrors, is_public
-from node.data.errors import DataError
 from node.data.manifest import MANIFEST, Shard, sha256_of
-from protos.errors import NetworkError
+from protos.errors import DataError, NetworkError
 from protos.web_address import is_web
 
 DATA = bytes(range(256)) * 4000

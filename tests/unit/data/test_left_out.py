@@ -19,11 +19,11 @@ from node import __main__ as command
 from node.data import rows, sources, unpack
 from node.data.build import build
 from node.data.corpus import open_corpus
-from node.data.errors import DataError
 from node.data.sources import Source, documents
 from node.data.survey import look_at, survey
 from node.data.tally import LeftOutError, LeftOutReason, Tally
 from node.data.tokenizer import ByteTokenizer
+from protos.errors import DataError
 
 ROWS = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(3))
 ROW_TEXTS = [f"row {number}" for number in range(3)]

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from coordinator.commands.checking import checked
 from node.admission.consent import request
 from node.config import load_settings
-from node.data.errors import DataError
 from node.data.mixed import MixedSamples
 from node.data.samples import Samples
 from node.text import open_text
 from protos.assignment import Range
-from protos.errors import OperatorError
+from protos.errors import DataError, OperatorError
 from protos.mixture import BLOCK, phases, quotas
 from protos.run_config import DataConfig, MixSource, RunConfig, WeightChange, config_from_json
 
@@ -29,6 +28,11 @@ def mixture(seed: int = 0) -> MixedSamples:
     """Two sources whose tokens tell which one they are of; the weights change at steps 100 and 300."""
     sources = [Samples(np.arange(5000) % 100 + 100 * n, CONTEXT, 0) for n in range(2)]
     return MixedSamples(sources, phases([(1, (3, 1)), (100, (1, 1)), (300, (0, 1))], BATCH), seed)
+
+
+def source_of(samples: MixedSamples, index: int) -> int:
+    [(source, _, _)] = samples._parts(index, index + 1)
+    return source
 
 
 def test_weights_are_parts_of_each_block() -> None:
@@ -52,7 +56,7 @@ def test_however_samples_are_cut_they_are_the_same(start: int, cuts: list[int], 
         parts.append(mixture(seed).batch(at, at + count))
         at += count
     assert np.array_equal(whole, np.concatenate(parts))
-    assert [samples.source_of(start + n) for n in range(min(len(whole), 50))] == [row[0] // 100 for row in whole[:50]]
+    assert [source_of(samples, start + n) for n in range(min(len(whole), 50))] == [row[0] // 100 for row in whole[:50]]
 
 
 def test_the_parts_follow_the_weights_and_no_sample_of_a_source_comes_twice() -> None:
@@ -74,7 +78,7 @@ def test_the_parts_follow_the_weights_and_no_sample_of_a_source_comes_twice() ->
 def test_an_index_means_this_forever() -> None:
     """A change of these figures changes what every running mixture trains on."""
     samples = mixture()
-    assert [samples.source_of(index) for index in range(24)] == FROZEN
+    assert [source_of(samples, index) for index in range(24)] == FROZEN
     assert samples.batch(1600, 1604)[:, 0].tolist() == FROZEN_TOKENS
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.data.errors import DataError
 from node.data.permutation import permute
 from node.data.samples import Samples
 from protos.assignment import Range
+from protos.errors import DataError
 
 
 @settings(max_examples=60, deadline=None)

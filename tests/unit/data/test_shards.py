@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.data.errors import DataError
 from node.data.manifest import MANIFEST, Shard, ShardManifest, parse, sha256_of
 from node.data.samples import Samples
 from node.data.shard_cache import Cache, Folder, Shards, manifest_of
 from node.data.shards import ShardedSamples
 from node.data.token_file import FileTokens
 from protos.assignment import Range
+from protos.errors import DataError
 
 CONTEXT = 4
 HASH = "0" * 64

@@ -23,8 +23,7 @@ IOREG = '    | |   "HIDIdleTime" = 4500123456\n'
 
 def answers(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
     """Only these programs are on the PATH; each is a shell script."""
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "XDG_SESSION_TYPE", "XDG_CURRENT_DESKTOP"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("SWARMENTUM_IDLE_COMMAND", raising=False)
     for name, script in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
@@ -42,30 +41,29 @@ def test_gnome_says_it_best_and_logind_is_asked_without_it(tmp_path: Path, monke
     assert machine_facts.idle_seconds() == (0.0, "")
 
 
-KDE_ONLY = """case "$*" in *GetSessionIdleTime*) printf '(uint32 4200,)\\n';; *) exit 1;; esac"""
-
-
-def test_on_x11_kde_and_xprintidle_say_it_and_on_wayland_they_are_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("prints", "seconds"), [("7100", 7.1), ("'(uint32 4200,)'", 4.2), ("idle for 90 ms", 0.09), ("unknown", None)]
+)
+def test_a_command_of_the_owner_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, seconds: float | None
 ) -> None:
-    answers(tmp_path, monkeypatch, gdbus=KDE_ONLY, xprintidle="echo 7100", busctl="exit 1")
-    assert machine_facts.idle_seconds()[0] is None, "no display"
-    monkeypatch.setenv("DISPLAY", ":0")
-    assert machine_facts.idle_seconds() == (7.1, "")
-    monkeypatch.setenv("XDG_CURRENT_DESKTOP", "KDE")
-    assert machine_facts.idle_seconds() == (4.2, "")
-    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
-    assert machine_facts.idle_seconds()[0] is None
-    monkeypatch.delenv("WAYLAND_DISPLAY")
-    answers(tmp_path, monkeypatch, gdbus="exit 1", xprintidle="echo 'no extension'; exit 1")
-    monkeypatch.setenv("DISPLAY", ":0")
-    assert machine_facts.idle_seconds()[0] is None
+    answers(tmp_path, monkeypatch, mine=f'test "$1" = "a b" && echo {prints}', gdbus=f"printf '{GNOME}'")
+    monkeypatch.setenv("SWARMENTUM_IDLE_COMMAND", "mine 'a b'")
+    found, why = machine_facts.idle_seconds()
+    assert (found, why == "") == (seconds, seconds is not None)
+
+
+@pytest.mark.parametrize("command", ["gone", "mine", "'", " "])
+def test_a_command_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    answers(tmp_path, monkeypatch, mine="echo 5; exit 1", gdbus=f"printf '{GNOME}'")
+    monkeypatch.setenv("SWARMENTUM_IDLE_COMMAND", command)
+    assert machine_facts.idle_seconds() == (None, f"SWARMENTUM_IDLE_COMMAND={command} prints no number")
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo nonsense", "printf '\\377'"])
 def test_no_answer_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     answers(tmp_path, monkeypatch, gdbus=script, busctl=script)
-    assert machine_facts.idle_seconds() == (None, "neither GNOME, KDE, xprintidle nor logind answers")
+    assert machine_facts.idle_seconds() == (None, machine_facts.NOBODY_ANSWERS)
 
 
 def test_a_program_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

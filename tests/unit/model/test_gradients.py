@@ -13,7 +13,7 @@ from torch import nn
 
 from node.model.device import DeviceError, autocast, devices, pick_device
 from node.model.gradients import accumulate_gradients
-from node.model.loss import LogitsError, loss
+from node.model.sliced_loss import LogitsError, loss
 from node.model.spec import ModelSpec, build
 from tests.unit.model.test_spec import TINY, Plain
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from node.model import sliced_loss
-from node.model.effort import Effort
-from node.model.loss import loss
-from node.model.size import activation_bytes
+from node.model.size import Effort, activation_bytes
+from node.model.sliced_loss import loss
 from node.model.spec import ModelSpec, build
 
 WORDS, BATCH, CONTEXT = 300, 3, 21

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from node.swarm.budget import Budget
+from node.swarm.entries import Budget
 
 
 async def taken(budget: Budget, step: int, size: int) -> asyncio.Task[None]:

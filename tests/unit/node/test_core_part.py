@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.training.core_part import CORE_PART_A_CORE, CORE_PART_BEHIND, CORE_PART_MAX, CORE_PART_MIN, CorePart
+from node.training.keeper import CORE_PART_A_CORE, CORE_PART_BEHIND, CORE_PART_MAX, CORE_PART_MIN, CorePart
 
 STATE = 100_000_000
 CORES = 2

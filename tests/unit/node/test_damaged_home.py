@@ -11,7 +11,7 @@ import pytest
 from node.blobs.payloads import Payloads
 from node.link.coordinators import Coordinators
 from node.snapshot.store import SnapshotStore
-from node.swarm.last_announcement import LastAnnouncement
+from node.swarm.publication import LastAnnouncement
 from node.training.telemetry import StepLog
 from protos.errors import OperatorError
 from protos.identity import Identity

@@ -13,16 +13,15 @@ import pytest
 from node.blobs.testbytes import Upload
 from node.commands.doctor import DoctorPrinter, as_values
 from node.config import PeerSettings
-from node.data.errors import DataError
-from node.doctor import lines, machine_probes, run_lines, texts
+from node.doctor import lines, machine_probes, run_lines
 from node.doctor.doctor_facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Severity
-from node.doctor.predict import predict
 from node.doctor.probes import side_by_side
+from node.doctor.run_lines import predict
 from node.donor.conditions import MachineFacts, states
 from node.donor.owner_settings import LiveSettings
 from node.model.room import DeviceMemory
-from protos.errors import NetworkError, RefusedError
+from protos.errors import DataError, NetworkError, RefusedError
 from protos.run_config import RunConfig
 
 GB = 10**9
@@ -309,26 +308,26 @@ def test_cards_and_batteries_are_read_from_the_system(tmp_path: Path) -> None:
 
 def test_training_text_says_what_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
-    assert texts.of_person(PeerSettings()) == ()
-    good = texts.of_person(PeerSettings(data=str(tmp_path)))
+    assert machine_probes.of_person(PeerSettings()) == ()
+    good = machine_probes.of_person(PeerSettings(data=str(tmp_path)))
     [line] = lines.texts(good)
     assert (line.verdict, line.todo) == (Severity.OK, "")
     assert line.text.endswith("1 documents of 1 files, 9 B")
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
-    [line] = lines.texts(texts.of_person(PeerSettings(data=str(tmp_path))))
+    [line] = lines.texts(machine_probes.of_person(PeerSettings(data=str(tmp_path))))
     assert line.verdict is Severity.PROBLEM
     assert "left out: 1 not UTF-8" in line.text
     assert "--allow-left-out" in line.todo
-    [line] = lines.texts(texts.of_person(PeerSettings(data=str(tmp_path), allow_left_out=True)))
+    [line] = lines.texts(machine_probes.of_person(PeerSettings(data=str(tmp_path), allow_left_out=True)))
     assert line.verdict is Severity.OK
     (tmp_path / "a.txt").unlink()
-    facts = side_by_side({"texts": lambda: texts.of_person(PeerSettings(data=str(tmp_path)))}, 30.0)
+    facts = side_by_side({"texts": lambda: machine_probes.of_person(PeerSettings(data=str(tmp_path)))}, 30.0)
     [line] = lines.texts(facts["texts"])
     assert line.verdict is Severity.PROBLEM
     assert "no UTF-8 text file below" in line.text
     assert lines.texts(Fault("slow"))[0].verdict is Severity.UNKNOWN
     run = RunConfig.model_validate({"data": {"source": str(tmp_path / "b.txt")}})
-    assert texts.of_run(run, PeerSettings()) == (), "the run may not read it"
+    assert machine_probes.of_run(run, PeerSettings()) == (), "the run may not read it"
     with pytest.raises(DataError, match="is not UTF-8"):
-        texts.of_run(run, PeerSettings(allow_data=True))
+        machine_probes.of_run(run, PeerSettings(allow_data=True))
     assert "training text" in [line.name for line in run_lines.of_run(replace(FOUND, texts=good))]

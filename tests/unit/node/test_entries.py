@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from node.swarm.budget import WAITING_BYTES_MAX
-from node.swarm.counters import Counters
-from node.swarm.entries import ENTRIES_AHEAD_MAX, Entries
+from node.swarm.entries import ENTRIES_AHEAD_MAX, WAITING_BYTES_MAX, Entries
 from node.swarm.runtime import Runtime
-from node.swarm.view import View
+from node.swarm.view import Counters, View
 from node.swarm.witness import Witness
 from protos.assignment import Range, SampleShare
 from protos.identity import Identity

@@ -12,11 +12,11 @@ import structlog
 import torch
 from torch.nn import functional
 
-from node.data.errors import DataError
 from node.data.samples import Batch
 from node.snapshot.store import SnapshotStore
 from node.training.held_out import Evaluator, held_out_loss, set_sha256
 from node.training.replica import Replica
+from protos.errors import DataError
 from protos.evaluation import AGREE_NATS, Evaluation, open_evaluation, seal_evaluation
 from protos.identity import Identity
 from protos.limits import SNAPSHOT_PIECE_BYTES

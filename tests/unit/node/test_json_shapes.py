@@ -27,7 +27,7 @@ from node.commands.start_from import Started
 from node.commands.status import as_values as status_values
 from node.data.tally import Reading
 from node.doctor.lines import Line, Severity
-from node.doctor.predict import Prediction
+from node.doctor.run_lines import Prediction
 from node.service.manager import Installed
 from node.training.telemetry import Summary
 from protos.about import versions

@@ -13,9 +13,9 @@ from node.blobs.payloads import Payloads
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.facts import Held, Published
-from node.swarm.last_announcement import NAME, LastAnnouncement
 from node.swarm.outbox import Outbox
 from node.swarm.parts import Outside, build
+from node.swarm.publication import NAME, LastAnnouncement
 from node.swarm.session import Session
 from node.wire.codec import payload_hash
 from protos.errors import OperatorError

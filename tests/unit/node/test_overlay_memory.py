@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from node.overlay import daemon, daemon_memory
+from node.overlay import daemon
 from node.overlay.settings import OverlaySettings
 from tests.unit.node.test_overlay import hosts, until
 
 
 def test_go_is_told_a_part_of_the_limit() -> None:
-    assert daemon_memory.environment(None) == []
-    assert daemon_memory.environment(2 * 10**9) == ["env", "GOMEMLIMIT=1525MiB"]
+    assert daemon.environment(None) == []
+    assert daemon.environment(2 * 10**9) == ["env", "GOMEMLIMIT=1525MiB"]
 
 
 def test_a_public_machine_may_listen_on_tcp_alone() -> None:
@@ -27,10 +27,10 @@ def test_a_public_machine_may_listen_on_tcp_alone() -> None:
 async def test_a_real_daemon_passes_its_limit_and_comes_back_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_memory, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(daemon, "LOOK_SECONDS", 0.05)
     with capture_logs() as logs:
         async with hosts(tmp_path, 2) as (ada, bob):
-            size = daemon_memory.taken(ada.p2p._child.pid)
+            size = daemon.taken(ada.p2p._child.pid)
             assert size is not None
             assert 10**7 < size < 10**9
             ada.limit_memory(10**7)

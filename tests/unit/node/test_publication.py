@@ -16,8 +16,8 @@ from node.overlay import streams
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm import publication, pushes
-from node.swarm.last_announcement import NAME
 from node.swarm.parts import Outside, build
+from node.swarm.publication import NAME
 from node.swarm.pushes import TAKEN
 from node.swarm.session import Session
 from protos.assignment import Range, SampleShare

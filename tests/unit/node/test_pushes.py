@@ -17,7 +17,6 @@ from node.blobs.blobs import Arrivals, WireBytes
 from node.blobs.payloads import Payloads
 from node.swarm import pushes
 from node.swarm.announcements import Announcements
-from node.swarm.counters import Counters
 from node.swarm.facts import Held
 from node.swarm.gossip import Topic
 from node.swarm.inbox import Inbox
@@ -25,7 +24,7 @@ from node.swarm.outbox import Outbox
 from node.swarm.pulls import Pulls
 from node.swarm.pushes import REFUSED, TAKEN, Pusher, PushServer
 from node.swarm.runtime import Runtime
-from node.swarm.view import View
+from node.swarm.view import Counters, View
 from protos.assignment import Range, SampleShare
 from protos.envelope import Kind, seal
 from protos.errors import NetworkError

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from node.swarm.counters import Counters
 from node.swarm.events import Event
 from node.swarm.runtime import Runtime
-from node.swarm.view import View
+from node.swarm.view import Counters, View
 from protos.identity import Identity
 
 ADA = Identity.from_seed(bytes(32))

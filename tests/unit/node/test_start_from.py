@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from coordinator.commands.models import model_start
+from coordinator.commands.created import model_start
 from node.archive import files
 from node.assemble import PIECES, folder_of
 from node.commands.start_from import INDEX, WEIGHTS, start_from
 from node.config import PeerSettings
-from node.snapshot.forked_snapshot import check_start
+from node.snapshot.elsewhere import check_start
 from node.snapshot.pieces import load
 from node.snapshot.store import SnapshotStore
 from node.training.replica import BASE_PREFIX, Replica

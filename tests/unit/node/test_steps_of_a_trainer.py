@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from node.model.gradients import GradResult
-from node.swarm.counters import Counters
 from node.swarm.events import Opened
+from node.swarm.view import Counters
 from node.training.copier import Copier
 from node.training.ending import LastStep
 from node.training.loop import Trainer

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from node.data.errors import DataError, TokenizerError
 from node.join_failures import Failing, telling
 from node.model.spec import ModelError
-from protos.errors import NetworkError, OperatorError, RefusedError, StoppedError
+from protos.errors import DataError, NetworkError, OperatorError, RefusedError, StoppedError, TokenizerError
 
 
 def fail(tell: Callable[[Failing], None], at: Failing | None, error: Exception) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.training.effective_settings import EffectiveSettings
-from node.training.ending import LastStep
+from node.training.ending import EffectiveSettings, LastStep
 from protos.changes import settings_of
 from protos.errors import RefusedError
 from protos.run_config import ClockConfig, RunConfig

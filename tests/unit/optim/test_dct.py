@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from node.optim import reference
 from node.optim.exact import dct
+from tests.unit.optim import reference
 
 CPU = torch.device("cpu")
 BASIS = reference.integer_basis()

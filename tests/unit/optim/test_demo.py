@@ -9,9 +9,9 @@ from torch import nn
 
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.reference import Reference
 from node.optim.step import NonFiniteGradient, apply_update
 from node.optim.votes import groups as votes
+from tests.unit.optim.reference import Reference
 
 SHAPES = [(70, 66), (64, 64), (5,), (), (65, 2, 40)]
 LR = float(np.float32(2e-3))

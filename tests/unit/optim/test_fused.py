@@ -27,8 +27,7 @@ from node.optim.votes import groups as votes
 pytest.importorskip("numba")
 
 from node.optim.backends.numba import backend, emit, forward, inverse, iteration, kernels, newton
-from node.optim.backends.numba.backend import Fused
-from node.optim.backends.numba.plan import BLOCK_ELEMENTS, Plan
+from node.optim.backends.numba.backend import BLOCK_ELEMENTS, Fused, Plan
 
 CPU = torch.device("cpu")
 LR = float(np.float32(2e-3))

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from node.optim import reference
 from node.optim.layout import CHUNK_ELEMENTS, Layout
+from tests.unit.optim import reference
 
 ODD_SHAPES = [
     (257, 130),

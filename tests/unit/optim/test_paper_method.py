@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from node.optim.paper.coefficient_payload import PaperForm, Spoken
-from node.optim.paper.cut import CHUNK_SIDES, Cut, largest_divisor
+from node.optim.paper.coefficient_payload import CHUNK_SIDES, Cut, PaperForm, Spoken, largest_divisor
 from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.paper.mean import Mean, basis, directions
 from node.optim.step import NonFiniteGradient

@@ -16,8 +16,7 @@ from node.optim.votes.groups import VotesError
 from node.optim.votes.payload import Choice
 from node.optim.votes.places import Draw
 from node.wire.codec import Update
-from node.wire.validate import UpdateDoor
-from node.wire.vote_sum import aggregate, open_aggregate
+from node.wire.validate import UpdateDoor, aggregate, open_aggregate
 from protos.errors import Refusal
 
 RUN, DIGEST = b"r" * 32, b"d" * 32

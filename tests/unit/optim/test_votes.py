@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.optim import reference
 from node.optim.votes import groups as votes
+from tests.unit.optim import reference
 
 SIZES = pytest.mark.parametrize("group_size", votes.GROUP_SIZES)
 

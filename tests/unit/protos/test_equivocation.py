@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protos.announcement import BYTES_MAX
 from protos.assignment import Range
 from protos.envelope import Kind, seal
-from protos.equivocation import prove, prove_exclusion
+from protos.equivocation import BYTES_MAX, prove, prove_exclusion
 from protos.errors import Reason, Refusal
 from protos.identity import Identity
 from protos.log import Entry, Equivocation, Exclusion, entry_body, open_entry, seal_entry

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from coordinator.commands.options import settings
 from coordinator.config import CoordinatorSettings
 from node.config import PeerSettings
 from protos.address import parse_address
-from protos.mistakes import EXAMPLES, PEER_ADDRESS, expected
+from protos.errors import OperatorError
+from protos.mistakes import EXAMPLES, PEER_ADDRESS, REMOVED, expected
 from protos.run_config import RunConfig
 
 
@@ -44,3 +47,12 @@ def test_each_example_fits(pattern: str) -> None:
 
 def test_the_example_of_an_address_can_be_dialled() -> None:
     assert parse_address(EXAMPLES[PEER_ADDRESS][1]).peer
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_setting_of_before_is_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "coordinator.toml").write_text(f"{name} = true\n")
+    with pytest.raises(OperatorError) as caught:
+        settings()
+    assert f"{name}: {REMOVED[name]}" in str(caught.value)

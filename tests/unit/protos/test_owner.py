@@ -7,8 +7,14 @@ import pytest
 from protos import owner as owners
 from protos.errors import Refusal
 from protos.identity import Identity
-from protos.owner import NOBODY, Owner, name_of, owner_body, owner_from_body, shown_owner, signed_by
+from protos.owner import NOBODY, Owner, name_of, owner_body, owner_from_body, shown_owner
 from protos.v1 import coordinator_pb2 as pb
+
+
+def signed_by(key: Identity, name: str, public_key: bytes) -> Owner:
+    """As `swarmentum owner add` of earlier versions signed."""
+    return Owner(name, key.public_key, key.sign(b"swarmentum/v1/owner\0" + public_key + name.encode()))
+
 
 KEY, PEER, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
 

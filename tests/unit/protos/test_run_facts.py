@@ -10,7 +10,7 @@ from google.protobuf.internal.encoder import _VarintBytes
 from coordinator.commands.peers import rows_of
 from node.commands.status import as_values, show
 from node.link.client import CoordinatorClient
-from node.web.observed import happenings
+from node.web.run_stats import happenings
 from protos.invite import Invite
 from protos.limits import PUBLIC_KEY_BYTES
 from protos.log import run_id_of

@@ -9,10 +9,9 @@ from pydantic import ValidationError
 
 from node.archive import ledger
 from node.config import PeerSettings
-from node.data.errors import DataError
 from node.export.card import facts_of
 from node.text import open_text
-from protos.errors import OperatorError
+from protos.errors import DataError, OperatorError
 from protos.invite import Invite
 from protos.pasted import is_link
 from protos.run_config import DataConfig, RunConfig

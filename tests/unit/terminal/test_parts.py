@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from node.control import words
-from node.control.kept import CachedAnswer
 from node.control.recent import LINES_KEPT, RecentLogLines
-from node.terminal.logfile import LogFile
+from node.owner_commands import CachedAnswer
 from node.terminal.rates import Rates
+from node.terminal.stage import LogFile
 from protos.errors import NetworkError
 from tests.unit.terminal.told import fate, told
 
