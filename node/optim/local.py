@@ -17,27 +17,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from node.optim.dtensor import is_dtensor
+from node.optim.run_settings import LOCAL, RUN, check
 from node.optim.second_moment import local_part
 from node.optim.step import NonFiniteGradient
 
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """The inner optimizer, AdamW: private to a peer, though peers of a run use the same."""
+    """The inner optimizer, AdamW: private to a peer, though peers of a run use the same. Its settings are those of
+    `[optimizer.local]`, and the run's `clip_norm`."""
 
-    steps: int = 1
+    steps: int = LOCAL.steps
     """H; 1 is no local training: the gradient itself goes into the momentum."""
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    clip_norm: float | None = 1.0
+    lr: float = LOCAL.lr
+    beta1: float = LOCAL.beta1
+    beta2: float = LOCAL.beta2
+    weight_decay: float = LOCAL.weight_decay
+    clip_norm: float | None = RUN.clip_norm
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"{self.steps} local steps, at least 1")
-        if not self.lr > 0:
-            raise ValueError(f"local learning rate {self.lr} is not positive")
+        check(self, LOCAL)
+        check(self, RUN, but=("lr", "beta2", "weight_decay"))
 
 
 class LocalSteps:
