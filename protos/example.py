@@ -26,6 +26,8 @@ COMMON = frozenset({
     "clock.steps", "clock.batch_samples", "clock.deadline_ms_max", "admission.mode", "overlay.bootstrap",
 })  # fmt: skip
 """The keys of run.toml that people set. The rest has defaults that fit, or follows from these."""
+FILLED_IN = frozenset({"model.reference"})
+"""Keys that `run create` writes into a run's definition. They are no settings of a person."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ def settings_of(
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             nested.append((f"{table}.{name}".lstrip("."), inner, getattr(made, name, None)))
+            continue
+        if f"{table}.{name}" in FILLED_IN:
             continue
         if not field.description:
             raise ValueError(f"{model.__name__}.{name} has no docstring")
