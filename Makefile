@@ -9,7 +9,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # --no-compile: pip would compile all of torch and transformers on one core, which takes longer than all else together
 PIP = .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c deploy/constraints.txt
 BIN = .venv/bin
-# Of join --track. Triton's kernels run in its interpreter here; with a CUDA build of torch, triton comes by itself.
+# Of join --set track=.... Triton's kernels run in its interpreter here; with a CUDA build of torch, triton comes by itself.
 TRACKERS = tensorboard wandb trackio
 
 .PHONY: help install demo test nightly attack sim check docs protos format watch clean

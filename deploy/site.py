@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from coordinator.__main__ import app as coordinator_app
 from coordinator.serving.metrics import Metrics
 from node.__main__ import app as node_app
+from node.config import peer_settings
 from protos import errors
 from protos.example import example, settings_of
 from protos.run_config import RunConfig
@@ -40,6 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "index.md": start(),
         "decisions.md": decisions(),
         "reference/run.md": run_toml(),
+        "reference/peer.md": swarmentum_toml(),
         "reference/commands.md": "\n".join(commands()),
         "reference/metrics.md": metrics(),
         "reference/exit-codes.md": exit_codes(),
@@ -85,6 +87,26 @@ def run_toml() -> str:
         if it.allowed:
             lines.append(f"| `{f'{it.table}.{it.key}'.lstrip('.')}` | {it.allowed} |")
     return "\n".join(lines)
+
+
+def swarmentum_toml() -> str:
+    """Every setting of a peer."""
+    rows = [
+        f"| `{it.key}` | {f'`{it.default}`' if it.default else ''} | {_words(it.allowed)} | {_words(it.text)} |"
+        for it in peer_settings()
+    ]
+    return "\n".join(
+        [
+            "# swarmentum.toml",
+            "",
+            "A setting is a line of swarmentum.toml, a variable `SWARMENTUM_<KEY>`, or `join --set KEY=VALUE`. "
+            "`swarmentum settings` prints them as a file.",
+            "",
+            "| setting | default | values | what it does |",
+            "|---|---|---|---|",
+            *rows,
+        ]
+    )
 
 
 def commands() -> Iterator[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -18,26 +19,14 @@ from node.commands.join import anchor, join
 from node.commands.options import (
     EXIT_CODES,
     AllowCode,
-    AllowData,
     AllowLeftOut,
-    Announce,
-    Bootstrap,
-    Checkpointing,
-    Data,
-    Device,
-    Home,
     InviteLink,
     Json,
-    Listen,
     MaybeInvite,
-    MicroBatch,
-    Reachability,
-    RelayMbit,
-    Relays,
-    Threads,
     Verbose,
     need_node_extra,
 )
+from node.commands.setting_options import SettingCommand, Settings, with_settings
 from node.imports import many_imports
 from protos.about import add_about
 from protos.console import configure_logging, exit_with
@@ -50,36 +39,34 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-app.command(epilog=EXIT_CODES)(join)
-app.command(epilog=EXIT_CODES)(anchor)
-app.command(epilog=EXIT_CODES)(export)
-app.command("push", **GONE)(push)
-app.command(epilog=EXIT_CODES)(evaluate)
+Command = TypeVar("Command", bound=Callable[..., Any])
+RUN_A_PEER, READ_A_RUN, OPERATE, DEVELOP = "Run a peer", "Read a run", "Operate a run", "Try and develop"
+"""Panels of the help, by the kinds of people."""
+
+
+def _command(panel: str, name: str | None = None) -> Callable[[Command], Command]:
+    return app.command(name, epilog=EXIT_CODES, rich_help_panel=panel, cls=SettingCommand)
+
+
+_command(RUN_A_PEER)(join)
 for command in (me, pause, resume, finish, leave):
-    app.command(epilog=EXIT_CODES)(command)
-app.command("set", epilog=EXIT_CODES)(set_)
-app.add_typer(service.app, name="service")
-app.add_typer(dataset.app, name="data")
-app.command("owner", **GONE)(owner)
+    _command(RUN_A_PEER)(command)
+_command(RUN_A_PEER, "set")(set_)
+app.add_typer(service.app, name="service", rich_help_panel=RUN_A_PEER)
+_command(READ_A_RUN)(export)
+_command(READ_A_RUN)(evaluate)
+_command(OPERATE)(anchor)
+app.add_typer(dataset.app, name="data", rich_help_panel=OPERATE)
+for gone, said in (("push", push), ("owner", owner)):
+    app.command(gone, **GONE)(said)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command(RUN_A_PEER)
 @leaving_at_once()  # it has nothing to save
+@with_settings("home", "device", "threads", "listen", "data", "allow_code", "allow_data")
 def doctor(
+    settings: Settings,
     invite: MaybeInvite = None,
-    home: Home = None,
-    device: Device = None,
-    threads: Threads = None,
-    micro_batch: MicroBatch = None,
-    activation_checkpointing: Checkpointing = False,
-    listen: Listen = None,
-    bootstrap: Bootstrap = None,
-    relays: Relays = None,
-    reachability: Reachability = None,
-    data: Data = None,
-    allow_code: AllowCode = False,
-    allow_data: AllowData = False,
-    allow_left_out: AllowLeftOut = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -89,27 +76,11 @@ def doctor(
     with many_imports(said=not as_json):
         from node.commands.doctor import doctor as examine
     from node.commands.person import link_from
-    from node.config import load_settings
 
-    settings = load_settings(
-        home=home,
-        device=device,
-        threads=threads,
-        micro_batch=micro_batch,
-        activation_checkpointing=activation_checkpointing or None,
-        listen=listen,
-        bootstrap=bootstrap,
-        relays=relays,
-        reachability=reachability,
-        data=data,
-        allow_code=allow_code or None,
-        allow_data=allow_data or None,
-        allow_left_out=allow_left_out or None,
-    )
-    raise typer.Exit(examine(settings, None if invite is None else link_from(invite), as_json=as_json))
+    raise typer.Exit(examine(settings(), None if invite is None else link_from(invite), as_json=as_json))
 
 
-@app.command(epilog=EXIT_CODES)
+@_command(READ_A_RUN)
 def status(
     invite: InviteLink,
     live: Annotated[
@@ -134,7 +105,7 @@ def status(
         show(values)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command(READ_A_RUN)
 def watch(
     invite: InviteLink,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many log entries.")] = None,
@@ -149,7 +120,7 @@ def watch(
     raise typer.Exit(run(link_from(invite), as_json=as_json, steps=steps, seconds=seconds))
 
 
-@app.command(epilog=EXIT_CODES)
+@_command(READ_A_RUN)
 @leaving_at_once()  # a signal ends the program at once, until the program handles signals itself
 def web(
     invites: Annotated[
@@ -171,7 +142,7 @@ def web(
     show_page(invites, listen, host or (), as_json=as_json)
 
 
-@app.command("export-page", epilog=EXIT_CODES)
+@_command(READ_A_RUN, "export-page")
 @leaving_at_once()  # what is written so far is no page yet
 def export_page(
     invite: InviteLink,
@@ -185,15 +156,11 @@ def export_page(
     export(invite, folder, as_json=as_json)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command(OPERATE)
 @leaving_at_once()  # a signal ends the program at once, until the program handles signals itself
+@with_settings("home", "listen", home="~/.swarmentum/relay", listen="0.0.0.0:4001", reachability="public")
 def relay(
-    home: Annotated[Path | None, typer.Option(help="Folder of the identity (default: ~/.swarmentum/relay).")] = None,
-    listen: Annotated[str, typer.Option(help="IP:port, TCP and UDP; port 0 takes free ones.")] = "0.0.0.0:4001",
-    announce: Announce = None,
-    bootstrap: Bootstrap = None,
-    reachability: Annotated[str, typer.Option(help="public, or auto to find out.")] = "public",
-    relay_mbit: RelayMbit = None,
+    settings: Settings,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -204,15 +171,21 @@ def relay(
 
     with many_imports(said=not as_json):
         from node.commands.relay import serve
-    from node.config import load_settings
 
-    settings = load_settings(
-        listen=listen, announce=announce, bootstrap=bootstrap, reachability=reachability, relay_mbit=relay_mbit
-    )
-    asyncio.run(serve(home or Path.home() / ".swarmentum" / "relay", settings.overlay(), as_json))
+    chosen = settings()
+    asyncio.run(serve(chosen.home, chosen.overlay(), as_json))
 
 
-@app.command(epilog=EXIT_CODES)
+@_command(RUN_A_PEER, "settings")
+def settings_() -> None:
+    """Print a swarmentum.toml: every setting of a peer, its default, its values and what it does."""
+    from node.config import peer_settings
+
+    for it in peer_settings():
+        print(it.commented())
+
+
+@_command(DEVELOP)
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=32, help="How many peers to start.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Clock steps to train.")] = 100,
@@ -262,7 +235,7 @@ def demo(
     raise typer.Exit(run_demo(options))
 
 
-@app.command(epilog=EXIT_CODES)
+@_command(READ_A_RUN)
 def verify(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A demo's output folder, a peer's home, or an archive.")],
     from_step: Annotated[
@@ -289,7 +262,7 @@ def verify(
     raise typer.Exit(0 if verdict.ok else 1)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command(READ_A_RUN)
 def ledger(
     run: Annotated[
         str,
@@ -320,7 +293,7 @@ def ledger(
         show(found)
 
 
-@app.command("export-log", epilog=EXIT_CODES)
+@_command(READ_A_RUN, "export-log")
 @leaving_at_once()  # what is written so far is no log yet
 def export_log(
     invite: InviteLink, file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")], as_json: Json = False
@@ -333,7 +306,7 @@ def export_log(
     export(invite, file, as_json=as_json)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command(OPERATE)
 def layout(
     file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration.")],
     allow_code: AllowCode = False,
@@ -348,7 +321,7 @@ def layout(
     print_layout(file, allow_code=allow_code, as_json=as_json)
 
 
-@app.command("start-from", epilog=EXIT_CODES)
+@_command(OPERATE, "start-from")
 def start_from(
     file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="The configuration of the run to be.")],
     model: Annotated[
@@ -387,7 +360,7 @@ def start_from(
 
 def main() -> None:
     """Entry point: errors become one clear message and a documented exit code."""
-    add_about(app)
+    add_about(app, DEVELOP)
     exit_with(app)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,6 +21,7 @@ from node.blobs.payloads import Payloads
 from node.building import Own, own_start, replica_of, vote_size
 from node.config import PeerSettings
 from node.control.control_server import ControlServer
+from node.donor.disk_shares import BYTES_A_GB, Kept, allowed
 from node.export.card import facts_of
 from node.export.first_look import first_look
 from node.export.model_folder import check_folder, export, writer
@@ -39,7 +39,7 @@ from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import Session
 from node.terminal.stage import Stage
-from node.text import BYTES_A_GB, Text, open_text
+from node.text import Text, open_text
 from node.training import exporters
 from node.training.exports import Exports, Series
 from node.training.handover import Unread
@@ -147,7 +147,7 @@ class _Peer:
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / folder_of(invite.run_id)
         store = SnapshotStore(self.folder / PIECES, int(settings.snapshots_gb * BYTES_A_GB))
-        payloads = Payloads(self.folder / "payloads", int(settings.payloads_gb * BYTES_A_GB))
+        payloads = Payloads(self.folder / "payloads", allowed(settings.disk_gb, Kept()).payloads)
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
         self.lent = ResourceLimits(settings, self._device, alone=lead is None, trains=self.trains, log=self.log)
@@ -338,8 +338,8 @@ class _Peer:
             exports = Exports(self.series, partial(self._export, replica, text, config), config.clock, self.log)
         if settings.archive:
             genesis = facts.genesis.SerializeToString(deterministic=True)
-            room = min(settings.archive_gb, self.lent.live.values.disk_gb or math.inf)
-            archive = Recorder(self.folder / "archive", int(room * BYTES_A_GB), genesis, replica)
+            room = allowed(self.lent.live.values.disk_gb, Kept()).archive
+            archive = Recorder(self.folder / "archive", room, genesis, replica)
         ranks = 1 if self.lead is None else self.lead.ranks
         return assemble(
             self.home,
@@ -353,8 +353,8 @@ class _Peer:
             micro_batch=micro_batch,
             autocast=autocast(replica.device, settings.precision),
             anchored=facts.anchored,
-            vote_size=VoteSize(replica.payload_bytes, replica.size, settings.uplink_budget)
-            if settings.fit_uplink
+            vote_size=VoteSize(replica.payload_bytes, replica.size, settings.fit_uplink)
+            if settings.fit_uplink is not None
             else None,
             archive=archive,
             snapshots_kept=settings.snapshots_kept,

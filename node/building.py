@@ -24,7 +24,7 @@ from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
 from protos.errors import OperatorError
 from protos.model_config import ModelConfig
-from protos.optimizer_config import SIZE_KEYS, TOP_K_FEW_BITS_MAX
+from protos.optimizer_config import SIZE_KEYS
 from protos.run_config import RunConfig
 
 RUNS_OWN = "the run's"
@@ -147,17 +147,9 @@ def replica_of(
 
 
 def vote_size(config: RunConfig, settings: PeerSettings, log: Any) -> int:
-    """This peer's group size, k or `one_in`, whichever the run's votes have: its own setting, or the run's."""
-    selection = config.optimizer.selection
-    own = SIZE_KEYS.get(selection)
-    for other in sorted({*SIZE_KEYS.values()} - {own}):
-        if getattr(settings, other) is not None:
-            see = "its votes have one size" if own is None else f"see {own}"
-            log.warning(f"{other} has no effect: the run selects by {selection}; {see}")
-    chosen: int | None = None if own is None else getattr(settings, own)
-    if own == "top_k" and chosen and chosen > TOP_K_FEW_BITS_MAX and config.optimizer.values != "8bit":
-        raise OperatorError(
-            f"top_k {chosen} needs a run with 8-bit values, and this run has {config.optimizer.values}: set top_k to at "
-            f"most {TOP_K_FEW_BITS_MAX}"
+    """The size of this peer's votes. Raises OperatorError for one that the run's votes do not have."""
+    if settings.vote_size is not None and config.optimizer.selection not in SIZE_KEYS:
+        log.warning(
+            f"vote_size has no effect: the run selects by {config.optimizer.selection}; its votes have one size"
         )
-    return chosen or config.optimizer.vote_size
+    return config.optimizer.size_of(settings.vote_size)

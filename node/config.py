@@ -6,24 +6,30 @@ import ipaddress
 import math
 import os
 import re
+import sys
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from node.donor.owner_settings import LiveSettings
+from node.donor.disk_shares import ARCHIVE_GB, TEXT_GB
+from node.donor.owner_settings import OFF, LiveSettings
 from node.overlay.settings import OverlaySettings
 from protos import toml_file
 from protos.errors import OperatorError
+from protos.example import Setting, allowed, settings_of
 from protos.limits import PAYLOADS_GB, SNAPSHOTS_GB
 from protos.mistakes import LICENCE, NO_LICENCE, PEER_LISTEN, PEER_LISTEN_OR_ALL
-from protos.optimizer_config import GroupSize, OneIn, TopK
 from protos.run_config import Address
 
 PORT_MAX = 65535
 BYTES_A_MBIT = 125_000
+UPLINK_PART = 0.25
 CONSENTS = ("allow_code", "allow_data", "yes")
 MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?")
 
@@ -36,16 +42,16 @@ class PeerSettings(LiveSettings, BaseSettings):
     )
 
     home: Path = Field(default_factory=lambda: Path.home() / ".swarmentum" / "peer")
-    """Folder of the identity, snapshots and this peer's own momentum."""
+    """Folder of the peer: its identity, snapshots and momentum."""
 
     device: str = "auto"
-    """auto (cuda, then mps, then cpu), or a torch device such as cuda:1."""
+    """What computes: auto (the first of cuda, mps, cpu), or a torch device such as cuda:1."""
 
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Autocast of the forward pass; master weights are fp32 with every choice."""
+    """Number format of the forward pass. Master weights are fp32 with every choice."""
 
     micro_batch: int = Field(default=8, ge=1, le=1 << 16)
-    """Samples in one forward pass; a smaller value needs less memory, and does not change the gradient."""
+    """Samples in one forward pass. A smaller value needs less memory, and does not change the gradient."""
 
     memory: Literal["auto", "full", "small"] = "auto"
     """What this peer's own state takes. `small`: 8 bytes a parameter less on a CPU, 4 on a card, because the second moment is
@@ -58,30 +64,22 @@ class PeerSettings(LiveSettings, BaseSettings):
     compile: bool = False
     """Compile the model with torch.compile: faster steps on most GPUs, after a minute at the start."""
 
-    group_size: GroupSize | None = None
-    """Coefficients that a vote chooses from: 128 for the slowest uplink, down to 8. By default the run's."""
+    vote_size: int | None = Field(default=None, ge=2, le=2048)
+    """Size of this peer's votes, in place of the run's group_size, top_k or one_in, whichever its selection has. In groups, 128
+    is for the slowest uplink, 8 sends 8 times as much and learns more per step."""
 
-    top_k: TopK | None = None
-    """Components of a chunk of 4096 in a run that selects by top-k; more than 512 need a run with 8-bit values. By default the
-    run's."""
-
-    one_in: OneIn | None = None
-    """One coefficient in so many has a vote of this peer, in a run with random, striding or slicing. By default the run's."""
-
-    fit_uplink: bool = False
-    """Let the size of the votes follow the measured uplink, starting from the size above. Larger votes learn more per step."""
-
-    uplink_budget: float = Field(default=0.25, gt=0, le=10)
-    """With fit_uplink: the time that the votes may take to a typical peer, as a part of this peer's time for computing."""
+    fit_uplink: float | None = Field(default=None, gt=0, le=10, title="true, or a part")
+    """Let the size of the votes follow the measured uplink. The votes may take this part of this peer's time for computing on
+    their way to a typical peer; `true` is 0.25. Larger votes learn more per step."""
 
     data: str | None = None
-    """Path of the training text or tokens on this machine, instead of the run's `data.source`."""
+    """Training text or tokens on this machine, instead of those that the run names."""
 
     listen: str = Field(default="*:0", pattern=PEER_LISTEN_OR_ALL)
-    """IP address and port (TCP and UDP) of the overlay; `*` is every address, IPv4 and IPv6. Port 0 takes a free port."""
+    """Where other peers reach this one, TCP and UDP. `*` is every address, IPv4 and IPv6. Port 0 takes a free port."""
 
     announce: list[str] = Field(default_factory=list)
-    """Multiaddresses to give other peers instead of the found ones, e.g. /ip4/203.0.113.5/tcp/4001."""
+    """Multiaddresses that other peers should dial instead of the found ones, such as /ip4/203.0.113.5/tcp/4001."""
 
     bootstrap: list[Address] = Field(default_factory=list)
     """More overlay peers to start from, besides the invite's and the coordinator's."""
@@ -92,23 +90,14 @@ class PeerSettings(LiveSettings, BaseSettings):
     reachability: Literal["auto", "public", "private"] = "auto"
     """Whether other peers can dial this peer. With auto, this peer asks others to dial it, and takes relays if they cannot."""
 
-    relay_for_others: bool = True
-    """If others can dial this peer, carry connections between peers that nobody can dial. Turn it off on a metered link."""
-
     quic: bool = True
     """Listen on UDP (QUIC) beside TCP. Turn it off on a public machine that fears attacks on QUIC (docs/security.md)."""
 
     metrics_listen: str | None = Field(default=None, pattern=PEER_LISTEN)
-    """Address and port of Prometheus metrics (http://.../metrics); off by default."""
+    """Address and port of Prometheus metrics (http://.../metrics). Off by default."""
 
-    data_gb: float = Field(default=10.0, gt=0)
-    """Room on the disk for training text of a run that has it on the web. The shards of the next steps always stay."""
-
-    snapshots_gb: float = Field(default=SNAPSHOTS_GB, gt=0)
+    snapshots_gb: float = Field(default=SNAPSHOTS_GB, gt=0, title="GB")
     """Room for snapshots on the disk, at least two. If three do not fit, the older one goes before a new one is there."""
-
-    payloads_gb: float = Field(default=PAYLOADS_GB, gt=0)
-    """Room on the disk for other peers' votes since the last snapshot but one. Joiners need them; the oldest go first."""
 
     snapshots_kept: int = Field(default=2, ge=2, le=1000)
     """Snapshots that stay on the disk, the newest ones, within `snapshots_gb`. `swarmentum-coordinator run fork` can go back to
@@ -128,29 +117,37 @@ class PeerSettings(LiveSettings, BaseSettings):
     anchors, as a peer that the log draws to store the state. It takes memory for the parameters once more."""
 
     archive: bool = False
-    """Keep the log, every payload and snapshots, so that `swarmentum verify` can replay the run from this machine."""
-
-    archive_gb: float = Field(default=20.0, gt=0)
-    """Room for the archive on the disk; the oldest part goes first."""
+    """Keep the log, every payload and snapshots, for `swarmentum verify`."""
 
     licence: str = Field(default=NO_LICENCE, pattern=LICENCE)
     """The licence that the card of an export names, as the Hugging Face hub spells it."""
 
-    patience_seconds: float | None = Field(default=None, ge=1)
+    patience_seconds: float | None = Field(default=None, ge=1, title="seconds")
     """How long this peer waits for a silent coordinator, for a peer that has the model, or for votes that no peer gives. After
     that it gives up. By default it waits for ever: an unattended machine continues when the others are back."""
 
     allow_code: bool = False
-    """Let the run name a Python function of this machine (`model.factory`) and call it."""
+    """Allow the run to call Python code of this machine, installed or in the working folder: only for operators you trust."""
 
     allow_left_out: bool = False
-    """Train although more than 1 % of the text on this machine is left out (`swarmentum data survey` lists it)."""
+    """Go on although more than 1 % of the text on this machine is left out. `swarmentum data survey` lists it."""
 
     allow_data: bool = False
-    """Let the run name files of this machine (`data.source`, a tokenizer's folder) and read them."""
+    """Allow the run to name files of this machine (data, tokenizer) and to use them: only for operators you trust."""
 
     yes: bool = False
-    """Agree to the run's requests of this machine without a question."""
+    """Agree to the run's requests without a question."""
+
+    @field_validator("home")
+    @classmethod
+    def _person(cls, value: Path) -> Path:
+        return value.expanduser()
+
+    @field_validator("fit_uplink", mode="before")
+    @classmethod
+    def _usual(cls, value: Any) -> Any:
+        """A person who knows no part says true."""
+        return {"true": UPLINK_PART, "false": None}.get(str(value).strip().lower(), value)
 
     @field_validator("announce")
     @classmethod
@@ -190,7 +187,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then environment, then the file."""
         path = Path(os.environ.get("SWARMENTUM_CONFIG", "swarmentum.toml"))
-        return init_settings, env_settings, toml_file.TomlSettings(settings_cls, toml_file=path)
+        return init_settings, env_settings, _File(settings_cls, toml_file=path)
 
     def overlay(self) -> OverlaySettings:
         """The settings of the overlay."""
@@ -202,7 +199,6 @@ class PeerSettings(LiveSettings, BaseSettings):
             bootstrap=tuple(self.bootstrap),
             relays=tuple(self.relays),
             reachability=self.reachability,
-            relay_for_others=self.relay_for_others,
             relay_bytes_a_second=None if self.relaying_mbit is None else self.relaying_mbit * BYTES_A_MBIT,
             memory_bytes_max=None if self.overlay_memory_gb is None else int(self.overlay_memory_gb * 10**9),
             quic=self.quic,
@@ -210,12 +206,76 @@ class PeerSettings(LiveSettings, BaseSettings):
         )
 
 
+EARLIER: Final[Mapping[str, str]] = {
+    "group_size": "vote_size",
+    "top_k": "vote_size",
+    "one_in": "vote_size",
+    "uplink_budget": "fit_uplink",
+    "relay_for_others": "relay_mbit",
+    "archive_gb": "disk_gb",
+    "payloads_gb": "disk_gb",
+    "data_gb": "disk_gb",
+}
+"""Settings of earlier versions, and the one that takes their place."""
+PARTS_GB: Final = {"archive_gb": ARCHIVE_GB, "payloads_gb": PAYLOADS_GB, "data_gb": TEXT_GB}
+
+
+def of_today(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Settings in which those of earlier versions have become those of today. A line on stderr names each of them.
+
+    What is set under the name of today counts. OperatorError for a number that is none.
+    """
+    old = {key: values[key] for key in EARLIER if key in values}
+    now = {key: value for key, value in values.items() if key not in old}
+    for key, value in old.items():
+        match key:
+            case "group_size" | "top_k" | "one_in":
+                now.setdefault("vote_size", value)
+            case "uplink_budget":
+                if str(now.get("fit_uplink")).lower() == "true":
+                    now["fit_uplink"] = value
+            case "relay_for_others":
+                if str(value).lower() in ("false", "0", "off", "no"):
+                    now.setdefault("relay_mbit", 0)
+            case _:
+                now.setdefault("disk_gb", _sum_gb(old, where))
+        print(
+            f"{where}: {key} is no setting any more, and counts as {EARLIER[key]} = {now.get(EARLIER[key], OFF)}: "
+            "write that instead",
+            file=sys.stderr,
+        )
+    return now
+
+
+def _sum_gb(old: Mapping[str, Any], where: str) -> float:
+    try:
+        return sum(float(old.get(key, usual)) for key, usual in PARTS_GB.items())
+    except (TypeError, ValueError) as error:
+        raise OperatorError(f"{where}: {', '.join(PARTS_GB)}: {error}; set disk_gb for the three together") from error
+
+
+class _File(toml_file.TomlSettings):
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        return of_today(super()._read_file(file_path), str(file_path))
+
+
+def _of_environment() -> dict[str, Any]:
+    """Settings that earlier variables stand for, unless the variable of today is set, too."""
+    prefix = str(PeerSettings.model_config["env_prefix"])
+    found = {name[len(prefix) :].lower(): text for name, text in os.environ.items() if name.startswith(prefix) and text}
+    if not EARLIER.keys() & found.keys():
+        return {}
+    known = {key: text for key, text in found.items() if key in EARLIER or key in PeerSettings.model_fields}
+    return {key: value for key, value in of_today(known, "environment").items() if value != found.get(key)}
+
+
 def load_settings(**flags: Any) -> PeerSettings:
     """Settings from flags (None and empty: not given), environment and file. The OperatorError names every wrong value."""
     path = Path(os.environ.get("SWARMENTUM_CONFIG", "swarmentum.toml"))
     if "SWARMENTUM_CONFIG" in os.environ and not path.is_file():
         raise OperatorError(f"SWARMENTUM_CONFIG={path}: no such file; correct the path, or unset the variable")
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    named = {name: value for name, value in flags.items() if value is not None and value != []}
+    given = {**_of_environment(), **of_today(named, "given here")}
     try:
         if "SWARMENTUM_CONFIG" not in os.environ and path.is_file():
             _refuse_consent_of(path)
@@ -226,10 +286,27 @@ def load_settings(**flags: Any) -> PeerSettings:
         raise OperatorError(f"{path} cannot be read: {error.strerror}; move it away, or make it readable") from error
     except ValidationError as error:
         text = path.read_text(encoding=toml_file.WRITTEN) if path.is_file() else ""
-        lines = toml_file.describe(
-            error, lambda loc: f"{path}:{toml_file.line_of(text, loc)}: " if _in(text, loc) else ""
-        )
-        raise OperatorError(f"wrong settings:\n{lines}") from error
+
+        def place(loc: toml_file.Place) -> str:
+            return f"{path}:{toml_file.line_of(text, loc)}: " if _in(text, loc) else ""
+
+        raise OperatorError(f"wrong settings:\n{toml_file.describe(error, place, _helped)}") from error
+
+
+def _helped(wrong: toml_file.Wrong) -> toml_file.Wrong:
+    """A mistake with the values that its setting takes, or with the settings that an unknown one is near to."""
+    field = PeerSettings.model_fields.get(str(wrong.place[0])) if wrong.place else None
+    if field is None:
+        return toml_file.hinted(wrong, PeerSettings)
+    values = allowed(field, OFF)
+    text = re.sub(r"Input should .*(?= \(given: )", lambda _: f"expected is {values}", wrong.text, flags=re.S)
+    return replace(wrong, text=text) if values else wrong
+
+
+@cache
+def peer_settings() -> tuple[Setting, ...]:
+    """Every setting of a peer, with its default, its values and what it does."""
+    return tuple(settings_of(PeerSettings, made=PeerSettings.model_construct(), none=OFF))
 
 
 def _refuse_consent_of(path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from node.admission.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
@@ -23,6 +23,7 @@ from node.data.survey import left_out_of
 from node.data.tally import Reading
 from node.data.tokenizer import Tokenizer, run_tokenizer
 from node.data.walk import reason_of_name
+from node.donor.disk_shares import Kept, allowed
 from protos.assignment import Range
 from protos.disk import write_bytes, writing
 from protos.errors import DataError
@@ -32,8 +33,6 @@ from protos.web_address import is_web
 
 if TYPE_CHECKING:
     from node.data.download import Mirrors
-
-BYTES_A_GB: Final = 10**9
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Named:
     mirrors: tuple[str, ...]
     sha256: str | None
     part: int = 1
-    """Of how many sources that share `data_gb`."""
+    """Of how many sources that share the disk."""
 
 
 def _mixture(config: RunConfig, settings: PeerSettings, log: Any, paced: Callable[[int], None], step: int) -> Text:
@@ -177,7 +176,7 @@ def _shards(
         def fetch(shard: int, told: Callable[[int], bool]) -> bool:
             return mirrors.fetch(manifest.shards[shard], manifest.width, shards.path(shard), told)
 
-        shelf = Cache(shards, int(settings.data_gb * BYTES_A_GB / named.part), fetch)
+        shelf = Cache(shards, allowed(settings.disk_gb, Kept()).text // named.part, fetch)
         samples, close = ShardedSamples(manifest, shelf, data.context, config.seed), shelf.close
     else:
         here = Folder(Shards(manifest, Path(source), tokenizer.vocabulary))

@@ -28,11 +28,11 @@ def versions() -> dict[str, str]:
     return found | {"system": f"{platform.system()} {platform.machine()}"}
 
 
-def add_about(app: typer.Typer) -> None:
-    """Give a program `--version`, `version` and `help`."""
+def add_about(app: typer.Typer, panel: str | None = None) -> None:
+    """Give a program `--version`, `version` and `help`, in a panel of its help."""
     app.callback()(_program)
-    app.command("version")(_version)
-    app.command("help")(_help)
+    app.command("version", rich_help_panel=panel)(_version)
+    app.command("help", rich_help_panel=panel)(_help)
 
 
 def _said(asked: bool) -> None:

@@ -9,18 +9,25 @@ import json
 import textwrap
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from protos.mistakes import expected
+
 COLUMNS = 100
+NOUNS = {int: "a whole number", float: "a number"}
 COMMON = frozenset({
     "name", "model.config", "data.source", "data.tokenizer", "data.context", "optimizer.lr", "optimizer.group_size",
     "clock.steps", "clock.batch_samples", "clock.deadline_ms_max", "admission.mode", "overlay.bootstrap",
 })  # fmt: skip
 """The keys of run.toml that people set. The rest has defaults that fit, or follows from these."""
+FILLED_IN = frozenset({"model.reference"})
+"""Keys that `run create` writes into a run's definition. They are no settings of a person."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +40,20 @@ class Setting:
     allowed: str
     text: str
 
+    def commented(self) -> str:
+        """Lines of a file: the key with its default, commented out, below what it does."""
+        values = f" Values: {self.allowed}." if self.allowed else ""
+        words = textwrap.wrap(f"{self.text}{values}", COLUMNS, initial_indent="# ", subsequent_indent="# ")
+        return "\n".join([*words, f"# {self.key} = {self.default or '...'}", ""])
 
-def settings_of(model: type[BaseModel], table: str = "", made: BaseModel | None = None) -> Iterator[Setting]:
+
+def settings_of(
+    model: type[BaseModel], table: str = "", made: BaseModel | None = None, none: str = ""
+) -> Iterator[Setting]:
     """Every key of a model and of the tables in it, in the order of the code; a table's own keys come first.
 
-    `made`: what an empty file, or table, makes. Its values are the defaults, because some follow from others.
+    `made`: what an empty file, or table, makes. Its values are the defaults, because some follow from others. `none`: as
+    `allowed` has it.
     """
     nested = []
     made = model() if made is None and not any(field.is_required() for field in model.model_fields.values()) else made
@@ -46,17 +62,19 @@ def settings_of(model: type[BaseModel], table: str = "", made: BaseModel | None 
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             nested.append((f"{table}.{name}".lstrip("."), inner, getattr(made, name, None)))
             continue
+        if f"{table}.{name}" in FILLED_IN:
+            continue
         if not field.description:
             raise ValueError(f"{model.__name__}.{name} has no docstring")
         yield Setting(
             table,
             name,
             _default(field, getattr(made, name, None)),
-            _allowed(field),
+            allowed(field, none),
             " ".join(field.description.split()),
         )
     for inner_table, inner, value in nested:
-        yield from settings_of(inner, inner_table, value)
+        yield from settings_of(inner, inner_table, value, none)
 
 
 def example(model: type[BaseModel], only: Container[str] | None = None) -> str:
@@ -68,28 +86,57 @@ def example(model: type[BaseModel], only: Container[str] | None = None) -> str:
         if setting.table != table:
             table = setting.table
             lines += [f"[{table}]"]
-        lines += textwrap.wrap(setting.text, COLUMNS, initial_indent="# ", subsequent_indent="# ")
-        lines += [f"# {setting.key} = {setting.default or '...'}", ""]
+        lines.append(setting.commented())
     return "\n".join(lines)
+
+
+def allowed(field: FieldInfo, none: str = "") -> str:
+    """The values that a field takes, as people read them: choices, or a range. A field's title is its unit, or the whole text.
+
+    `none`: the word for no value, if a field may have none.
+    """
+    inner = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    optional = NoneType in get_args(field.annotation)
+    found = _kind(inner[0] if optional else field.annotation, field)
+    return f"{found}, or {none}" if found and optional and none else found
+
+
+def _kind(kind: Any, field: FieldInfo) -> str:
+    if get_origin(kind) is Literal:
+        return _either([json.dumps(choice) for choice in get_args(kind)])
+    if kind is bool:
+        return "true or false"
+    if kind in (int, float):
+        return f"{field.title or NOUNS[kind]}{_range(field)}"
+    if pattern := next((it.pattern for it in field.metadata if getattr(it, "pattern", None)), None):
+        return expected(str(pattern)).removeprefix("expected ")
+    longest = next((it.max_length for it in field.metadata if getattr(it, "max_length", None)), None)
+    return field.title or (f"at most {longest:,} long" if longest else "")
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def _range(field: FieldInfo) -> str:
+    """Words to go behind a noun: between 1 and 19 is ` from 1 to 19`."""
+    words = {"ge": "of at least", "gt": "above", "le": "up to", "lt": "below"}
+    bounds: dict[str, str] = {}
+    for constraint in field.metadata:
+        for name in words:
+            if (bound := getattr(constraint, name, None)) is not None:
+                bounds[name] = f"{bound:,}"
+    if {"ge", "le"} <= bounds.keys():
+        return f" from {bounds['ge']} to {bounds['le']}"
+    return "".join(f"{',' if number else ''} {words[name]} {bounds[name]}" for number, name in enumerate(bounds))
 
 
 def _default(field: FieldInfo, made: Any) -> str:
     value = field.get_default(call_default_factory=True) if made is None else made
     if value is None or value is PydanticUndefined:
         return ""
+    if isinstance(value, Path):
+        return json.dumps(str(value).replace(str(Path.home()), "~", 1))
     if value == {}:
         return "{}"
     return json.dumps(value)  # of numbers, texts, truth values and lists, JSON is TOML
-
-
-def _allowed(field: FieldInfo) -> str:
-    """Bounds and choices, as people read them."""
-    choices = [json.dumps(choice) for choice in get_args(field.annotation) if isinstance(choice, str | int)]
-    bounds: list[str] = []
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "max_length": "at most"}
-    for constraint in field.metadata:
-        for name, word in words.items():
-            bound: Any = getattr(constraint, name, None)
-            if bound is not None:
-                bounds.append(f"{word} {bound:,}{' long' if name == 'max_length' else ''}")
-    return " or ".join(choices) if choices else ", ".join(bounds)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from protos.errors import OperatorError
 from protos.mistakes import Mistake
 from protos.optimizer_defaults import with_defaults
 
@@ -359,6 +360,20 @@ class OptimizerConfig(Section):
         """Group size, k or one_in, whichever the selection has; 1 for `full`."""
         return getattr(self, SIZE_KEYS[self.selection]) if self.selection in SIZE_KEYS else 1
 
+    def size_of(self, own: int | None) -> int:
+        """The size of the votes of a peer that sets its `own`, or the run's. OperatorError for one that the run has not."""
+        key = SIZE_KEYS.get(self.selection)
+        if own is None or key is None:
+            return self.vote_size
+        most = TOP_K_FEW_BITS_MAX if key == "top_k" and self.values != "8bit" else TOP_K_SIZES[-1]
+        sizes = [size for size in SIZES[key] if size <= most]
+        if own not in sizes:
+            raise OperatorError(
+                f"vote_size = {own}: the run selects by {self.selection}, whose {key} is one of {', '.join(map(str, sizes))} "
+                f"with values {self.values}; take one of these, or off for the run's own, {self.vote_size}"
+            )
+        return own
+
     @property
     def shared(self) -> bool:
         """Whether all peers vote for the same coefficients in a step."""
@@ -381,3 +396,5 @@ SIZE_KEYS = {
     "random": "one_in", "striding": "one_in", "slicing": "one_in", "independent": "one_in",
 }  # fmt: skip
 """The setting that says how large the votes of a selection are; `full` has none."""
+
+SIZES = {"group_size": GROUP_SIZES, "top_k": TOP_K_SIZES, "one_in": ONE_IN_SIZES}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -86,13 +86,13 @@ def read(path: Path, model: type[M]) -> Read[M]:
             return Read(path, text, model.model_validate(values), tuple(found))
         except ValidationError as error:
             so_far = Read[M](path, text, None, tuple(found))
-            new = [_hinted(wrong, model) for wrong in wrongs(error)]
+            new = [hinted(wrong, model) for wrong in wrongs(error)]
             found += [wrong for wrong in new if not so_far.touches(wrong.about)]
             values = _without(values, found)
     return Read(path, text, None, tuple(found))
 
 
-def _hinted(wrong: Wrong, model: type[BaseModel]) -> Wrong:
+def hinted(wrong: Wrong, model: type[BaseModel]) -> Wrong:
     """A mistake, with the settings that an unknown one is near to: of its table, or of its name in another one."""
     if UNKNOWN not in wrong.text:
         return wrong
@@ -172,9 +172,13 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
 UNKNOWN = "is not a known setting of this version: correct it, remove it, or upgrade swarmentum"
 
 
-def describe(error: ValidationError, place: Any = lambda loc: "") -> str:
-    """One line a wrong value: place, key, what was wrong, what was given."""
-    found = wrongs(error)
+def describe(
+    error: ValidationError,
+    place: Callable[[Place], str] = lambda loc: "",
+    helped: Callable[[Wrong], Wrong] = lambda wrong: wrong,
+) -> str:
+    """One line a wrong value: place, key, what was wrong, what was given. `helped` adds what a caller knows of a mistake."""
+    found = [helped(wrong) for wrong in wrongs(error)]
     lines = [f"{place(wrong.place)}{wrong.text}" for wrong in found[:WRONG_SHOWN_MAX]]
     if len(found) > WRONG_SHOWN_MAX:
         lines.append(f"and {len(found) - WRONG_SHOWN_MAX} more")

@@ -34,6 +34,8 @@ SHARE_MEASURED = 32
 AGGREGATORS = 3
 """Where votes add up: one may be gone, and two equal sums count."""
 PERIODS_KEPT = 3
+KEPT_BESIDE_GB = 30
+"""What a peer keeps beside others' votes: its archive and its text (`disk_gb` is for all three)."""
 SNAPSHOTS_KEPT = 2
 BYTES_A_GB = 10**9
 
@@ -153,7 +155,8 @@ def room_for_votes(config: RunConfig, payload_bytes: int) -> str:
         f"Joiners need the votes of up to {steps} steps: {payload_bytes / 1e6:.1f} MB of each peer and step, "
         f"{most * a_peer / BYTES_A_GB:.0f} GB with {most} peers. A peer gives them {PAYLOADS_GB:.0f} GB, enough for {peers} "
         f"peers: with more, joiners may find that votes are gone. Set clock.snapshot_every to {fewer}, clock.max_peers to "
-        f"{max(peers, 1)}, or have peers set payloads_gb."
+        f"{max(peers, 1)}, or have peers set disk_gb = "
+        f"{math.ceil(most * a_peer / BYTES_A_GB + KEPT_BESIDE_GB)}."
     )
 
 

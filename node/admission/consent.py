@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from node.config import PeerSettings
+from node.donor.disk_shares import BYTES_A_GB, Kept, allowed
 from protos.errors import OperatorError
 from protos.model_config import ModelConfig
 from protos.run_config import RunConfig
@@ -101,7 +102,8 @@ def _data_wants(config: RunConfig, settings: PeerSettings) -> list[str]:
     for source, mirrors, _ in config.data.sources():
         if is_web(source):
             addresses = ", ".join(_shown(address) for address in (source, *mirrors))
-            wants.append(f"download training text from {addresses}, and keep up to {settings.data_gb:g} GB of it")
+            room = allowed(settings.disk_gb, Kept()).text / BYTES_A_GB
+            wants.append(f"download training text from {addresses}, and keep up to {room:g} GB of it")
         elif source != STANDARD_LIBRARY:
             _check_data(source, settings)
             wants.append(f"train on {_shown(source)} of this machine")

@@ -1,1 +1,1 @@
-"""The archive of a run: a peer keeps it (`--archive`), and `verify` and `ledger` prove the run from it."""
+"""The archive of a run: a peer keeps it (setting `archive`), and `verify` and `ledger` prove the run from it."""

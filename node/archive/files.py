@@ -93,7 +93,7 @@ def find(run: Path) -> Path:
             return found[0]
     raise OperatorError(
         f"{run} has no archive of a run; give the folder of `swarmentum demo --archive --output DIR`, "
-        "or the home of a peer that joined with --archive"
+        "or the home of a peer that joined with --set archive=true"
     )
 
 

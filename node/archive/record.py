@@ -19,6 +19,7 @@ import structlog
 
 from node.archive import files
 from node.archive.files import Segment
+from node.donor.disk_shares import disk_for
 from node.snapshot.pieces import open_manifest
 from node.training.replica import Describe, Replica
 from protos.disk import write_atomic, write_bytes, write_synced, writing
@@ -40,9 +41,9 @@ class Recorder:
         state_bytes = sum(4 * tensor.numel() for tensor in replica.state.values())
         if bytes_max < STATES_MIN * state_bytes:
             raise OperatorError(
-                f"--archive-gb {bytes_max / 1e9:g} (or disk_gb): a segment begins with the model's state of "
-                f"{state_bytes / 1e9:.3f} GB, "
-                f"and {STATES_MIN} states must fit; give at least {STATES_MIN * state_bytes / 1e9:.3f}"
+                f"the archive may take {bytes_max / 1e9:g} GB: a segment begins with the model's state of "
+                f"{state_bytes / 1e9:.3f} GB, and {STATES_MIN} states must fit; set disk_gb to at least "
+                f"{disk_for(STATES_MIN * state_bytes):.3f}"
             )
         self._folder, self._state_bytes = folder, state_bytes
         self.limit(bytes_max)

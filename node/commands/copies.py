@@ -11,20 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from node.commands.options import (
-    AllowCode,
-    Bootstrap,
-    Home,
-    InviteLink,
-    Json,
-    Listen,
-    Reachability,
-    Relays,
-    Threads,
-    Verbose,
-    Yes,
-    need_node_extra,
-)
+from node.commands.options import InviteLink, Json, Verbose, need_node_extra
+from node.commands.setting_options import Settings, with_settings
 from node.imports import many_imports
 from protos.console import configure_logging
 from protos.errors import OperatorError
@@ -43,7 +31,9 @@ Licence = Annotated[str | None, typer.Option(help="For the card, as the hub spel
 
 
 @leaving_at_once()
+@with_settings("home", "threads", "listen", "allow_code", "yes", home="~/.swarmentum/export", device="cpu")
 def export(
+    settings: Settings,
     invite: InviteLink,
     folder: Annotated[
         Path | None,
@@ -66,14 +56,6 @@ def export(
     ] = None,
     public: Public = False,
     licence: Licence = None,
-    home: Home = None,
-    threads: Threads = None,
-    listen: Listen = None,
-    bootstrap: Bootstrap = None,
-    relays: Relays = None,
-    reachability: Reachability = None,
-    allow_code: AllowCode = False,
-    yes: Yes = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -82,22 +64,9 @@ def export(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(as_json=as_json, verbose=verbose)
     from node.commands import person
-    from node.config import load_settings
 
-    settings = load_settings(
-        home=home or Path.home() / ".swarmentum" / "export",
-        device="cpu",
-        threads=threads,
-        listen=listen,
-        bootstrap=bootstrap,
-        relays=relays,
-        reachability=reachability,
-        allow_code=allow_code or None,
-        yes=yes or None,
-        licence=licence,
-    )
     to = _Target(person.link_from(invite), folder, push_to_hub, public, every, keep, as_json)
-    raise typer.Exit(_export(to, settings))
+    raise typer.Exit(_export(to, settings(licence=licence)))
 
 
 @dataclass(frozen=True)

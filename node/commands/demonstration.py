@@ -153,11 +153,11 @@ def _start_peers(here: LocalProcesses, options: DemoOptions, invite: str) -> lis
     """Start the peers. The first one exports the model. The peers share the machine's cores."""
     threads = max(1, usable_cores() // options.peers)
     data = () if options.data is None else ("--data", str(options.data.resolve()))
-    allowed = ("--allow-left-out",) if options.allow_left_out else ()
+    allowed = ("--set", "allow_left_out=true") if options.allow_left_out else ()
     children = []
     for index in range(options.peers):
         export = ("--export", str(options.output / "model")) if index == 0 else ()
-        archive = ("--archive",) if index == 0 and options.archive else ()
+        archive = ("--set", "archive=true") if index == 0 and options.archive else ()
         flags = (*data, *allowed, *export, *archive)
         children.append(here.join(f"peer-{index}", invite, threads, *flags, environment=OFFLINE))
     return children

@@ -42,7 +42,7 @@ class LocalProcesses:
         """
         start, ready = self.processes.start, self.processes.ready
         at = ("--listen", LOOPBACK, "--json")
-        relay = start(RELAY, "node", "relay", "--home", str(self.home(RELAY)), "--reachability", "auto", *at)
+        relay = start(RELAY, "node", "relay", "--home", str(self.home(RELAY)), "--set", "reachability=auto", *at)
         home = str(self.home(COORDINATOR))
         coordinator = start(COORDINATOR, "coordinator", "serve", "--home", home, "--web-listen", page, *at)
         addresses = ready(RELAY, relay)["addresses"]

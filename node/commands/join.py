@@ -11,46 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import structlog
 import typer
 
-from node.commands.options import (
-    AllowCode,
-    AllowData,
-    AllowLeftOut,
-    Announce,
-    Archive,
-    Bootstrap,
-    Checkpointing,
-    Data,
-    Device,
-    DiskGb,
-    DownloadGb,
-    DownloadMbit,
-    DutyCycle,
-    GpuMemory,
-    Hours,
-    InviteFile,
-    InviteOrStdin,
-    Json,
-    KeepAwake,
-    Listen,
-    Metrics,
-    MicroBatch,
-    Nice,
-    NotBeside,
-    OnlyOnMains,
-    OnlyWhenIdle,
-    Owner,
-    Reachability,
-    RelayMbit,
-    Relays,
-    Threads,
-    Trace,
-    Track,
-    UploadGb,
-    UploadMbit,
-    Verbose,
-    Yes,
-    need_node_extra,
-)
+from node.commands.options import InviteFile, InviteOrStdin, Json, Verbose, need_node_extra
+from node.commands.setting_options import OUTPUT, PANEL_OF, STORAGE, Settings, with_settings
 from node.imports import many_imports
 from protos.console import configure_logging
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
@@ -63,85 +25,22 @@ NAME_CHARACTERS_MAX = 64
 
 
 @leaving_at_once()  # a signal ends the program at once, until it has something to save and handles signals itself
+@with_settings(*PANEL_OF)
 def join(
+    settings: Settings,
     invite: InviteOrStdin = None,
     invite_file: InviteFile = None,
-    home: Annotated[
-        Path | None, typer.Option(help="Folder of the identity, snapshots and momentum (default: ~/.swarmentum/peer).")
-    ] = None,
-    device: Device = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Number format of the forward pass: auto, bf16 or fp32.")
-    ] = None,
-    threads: Threads = None,
-    nice: Nice = None,
-    hours: Hours = None,
-    only_on_mains: OnlyOnMains = False,
-    only_when_idle: OnlyWhenIdle = None,
-    not_beside_other_gpu_programs: NotBeside = False,
-    duty_cycle: DutyCycle = None,
-    gpu_memory: GpuMemory = None,
-    disk_gb: DiskGb = None,
-    keep_awake: KeepAwake = False,
-    upload_mbit: UploadMbit = None,
-    download_mbit: DownloadMbit = None,
-    relay_mbit: RelayMbit = None,
-    upload_gb: UploadGb = None,
-    download_gb: DownloadGb = None,
-    owner: Owner = None,
-    micro_batch: MicroBatch = None,
-    activation_checkpointing: Checkpointing = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
-    group_size: Annotated[
-        int | None,
-        typer.Option(
-            help="How small this peer's uploads are: 128 sends the least; 8 sends eight times as much and learns more per step "
-            "(default: what the run says)."
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            help="Components that this peer sends of each chunk, in a run with top-k: 4 to 2048 (default: what the run says)."
-        ),
-    ] = None,
-    one_in: Annotated[
-        int | None,
-        typer.Option(
-            help="In a run with random, striding, slicing or independent: a vote for one coefficient in so many, 2 to 1024 "
-            "(default: what the run says)."
-        ),
-    ] = None,
-    fit_uplink: Annotated[
-        bool,
-        typer.Option("--fit-uplink", help="Adjust the size of the votes to the upload speed that the peer measures."),
-    ] = False,
-    data: Data = None,
-    listen: Listen = None,
-    announce: Announce = None,
-    bootstrap: Bootstrap = None,
-    relays: Relays = None,
-    reachability: Reachability = None,
-    metrics_listen: Metrics = None,
-    track: Track = None,
-    trace: Trace = False,
-    archive: Archive = False,
-    archive_gb: Annotated[float | None, typer.Option(help="Largest size of the archive, in GB (default: 20).")] = None,
-    patience_seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Leave the run after so many seconds without a coordinator, or without other peers (default: never)."
-        ),
-    ] = None,
-    allow_code: AllowCode = False,
-    allow_data: AllowData = False,
-    allow_left_out: AllowLeftOut = False,
-    yes: Yes = False,
     export: Annotated[
-        Path | None, typer.Option(help="Folder for the Hugging Face model at the end of the run.")
+        Path | None,
+        typer.Option(help="Folder for the Hugging Face model at the end of the run.", rich_help_panel=STORAGE),
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Print log lines instead of the terminal view, also on a terminal.")
+        bool,
+        typer.Option(
+            "--plain",
+            help="Print log lines instead of the terminal view, also on a terminal.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -157,59 +56,14 @@ def join(
     stage = Stage(wanted=not (plain or as_json or launch is not None))  # other ranks write to the same terminal
     configure_logging(as_json=as_json, verbose=verbose, target=stage, seen=stage.recent)
     link = _read(invite, invite_file, as_json=as_json, anchor=False) if launch is None or not launch.rank else ""
-    from node.config import load_settings
-
-    settings = load_settings(
-        home=home,
-        device=device,
-        precision=precision,
-        threads=threads,
-        nice=nice,
-        hours=hours,
-        only_on_mains=only_on_mains or None,
-        only_when_idle=only_when_idle,
-        not_beside_other_gpu_programs=not_beside_other_gpu_programs or None,
-        duty_cycle=duty_cycle,
-        gpu_memory=gpu_memory,
-        disk_gb=disk_gb,
-        keep_awake=keep_awake or None,
-        upload_mbit=upload_mbit,
-        download_mbit=download_mbit,
-        relay_mbit=relay_mbit,
-        upload_gb=upload_gb,
-        download_gb=download_gb,
-        owner=owner,
-        micro_batch=micro_batch,
-        activation_checkpointing=activation_checkpointing or None,
-        compile=compiled or None,
-        group_size=group_size,
-        top_k=top_k,
-        one_in=one_in,
-        fit_uplink=fit_uplink or None,
-        data=data,
-        listen=listen,
-        announce=announce,
-        bootstrap=bootstrap,
-        relays=relays,
-        reachability=reachability,
-        metrics_listen=metrics_listen,
-        track=track,
-        trace=trace or None,
-        archive=archive or None,
-        archive_gb=archive_gb,
-        patience_seconds=patience_seconds,
-        allow_code=allow_code or None,
-        allow_data=allow_data or None,
-        allow_left_out=allow_left_out or None,
-        yes=yes or None,
-    )
+    chosen = settings()
     if launch is not None and launch.rank:
         with many_imports():
             from node.ranks.follow import follow
 
-        follow(launch, settings)
+        follow(launch, chosen)
         return
-    _take_part(link, settings, export, stage, as_json=as_json)
+    _take_part(link, chosen, export, stage, as_json=as_json)
 
 
 def _read(invite: str | None, invite_file: Path | None, *, as_json: bool, anchor: bool) -> str:
@@ -276,29 +130,14 @@ def _take_part(
 
 
 @leaving_at_once()  # a signal ends the program at once, until it has something to save and handles signals itself
+@with_settings(
+    "home", "owner", "yes", "allow_data", "allow_code", "nice", "threads", "listen",
+    home="~/.swarmentum/anchor", device="cpu",
+)  # fmt: skip
 def anchor(
+    settings: Settings,
     invite: InviteOrStdin = None,
     invite_file: InviteFile = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the identity, snapshots and payloads (default: ~/.swarmentum/anchor)."),
-    ] = None,
-    threads: Threads = None,
-    nice: Nice = None,
-    owner: Owner = None,
-    relay_mbit: RelayMbit = None,
-    listen: Listen = None,
-    announce: Announce = None,
-    bootstrap: Bootstrap = None,
-    relays: Relays = None,
-    reachability: Reachability = None,
-    metrics_listen: Metrics = None,
-    track: Track = None,
-    trace: Trace = False,
-    archive: Archive = False,
-    allow_code: AllowCode = False,
-    allow_data: AllowData = False,
-    yes: Yes = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -313,26 +152,4 @@ def anchor(
     stage = Stage()  # an anchor runs unattended
     configure_logging(as_json=as_json, verbose=verbose, target=stage, seen=stage.recent)
     link = _read(invite, invite_file, as_json=as_json, anchor=True)
-    from node.config import load_settings
-
-    settings = load_settings(
-        home=home or Path.home() / ".swarmentum" / "anchor",
-        device="cpu",
-        threads=threads,
-        nice=nice,
-        owner=owner,
-        relay_mbit=relay_mbit,
-        listen=listen,
-        announce=announce,
-        bootstrap=bootstrap,
-        relays=relays,
-        reachability=reachability,
-        metrics_listen=metrics_listen,
-        track=track,
-        trace=trace or None,
-        archive=archive or None,
-        allow_code=allow_code or None,
-        allow_data=allow_data or None,
-        yes=yes or None,
-    )
-    _take_part(link, settings, None, stage, as_json=as_json, anchor=True)
+    _take_part(link, settings(), None, stage, as_json=as_json, anchor=True)

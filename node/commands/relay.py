@@ -26,7 +26,7 @@ from protos.signals import heeded, let_go, terminals_of_this_process
 
 @dataclass(frozen=True)
 class RelayReady:
-    """The output of a relay: the addresses for `overlay.bootstrap`, `--bootstrap` or `--relay`."""
+    """The output of a relay: the addresses for `overlay.bootstrap`, or the settings `bootstrap` and `relays`."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -81,6 +81,8 @@ def _announce(ready: RelayReady, as_json: bool) -> None:
     if as_json:
         print_json({"event": "serving", "peer_id": ready.peer_id, "addresses": ready.addresses})
         return
-    print("Relay serves. Peers start from any of these (run.toml: [overlay] bootstrap; swarmentum join --bootstrap):")
+    print(
+        "Relay serves. Peers start from any of these (run.toml: [overlay] bootstrap; swarmentum join --set bootstrap=ADDRESS):"
+    )
     for address in ready.addresses:
         print(f"  {address}", flush=True)

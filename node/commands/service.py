@@ -119,9 +119,10 @@ def _link_file(run_id: str) -> Path:
 def _home_of(link: str, arguments: list[str]) -> Path:
     """The home that `swarmentum join` would take with these options. Wrong options end the command, as they end `join`."""
     from node.commands.join import join
+    from node.commands.setting_options import SettingCommand, given_settings
     from node.config import load_settings
 
     joins = typer.Typer(add_completion=False)
-    joins.command("join")(join)
+    joins.command("join", cls=SettingCommand)(join)
     values: dict[str, Any] = typer.main.get_command(joins).make_context("swarmentum join", [link, *arguments]).params
-    return load_settings(home=values["home"]).home
+    return load_settings(**given_settings({"home": values["home"]}, values["set_"] or [])).home

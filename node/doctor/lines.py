@@ -235,7 +235,7 @@ def _text(found: OwnText) -> Line:
     text = "; ".join((f"{found.place}: {found.read}", *found.left))
     if found.enough:
         return Line("training text", Severity.OK, text)
-    todo = "`join` refuses: mend what is left out, or join with --allow-left-out."
+    todo = "`join` refuses: mend what is left out, or join with --set allow_left_out=true."
     return Line("training text", Severity.PROBLEM, text, todo)
 
 

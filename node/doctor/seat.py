@@ -56,5 +56,4 @@ def _speed(
 def payload_bytes(config: RunConfig, settings: PeerSettings) -> int:
     """Bytes of this peer's votes of one step, at its own size or the run's."""
     layout, form = form_of(build_meta(spec_of(config)), config.optimizer)
-    own = settings.group_size if config.optimizer.selection == "groups" else settings.top_k
-    return form.body_bytes(layout.chunks, own or config.optimizer.vote_size)
+    return form.body_bytes(layout.chunks, config.optimizer.size_of(settings.vote_size))

@@ -1,15 +1,17 @@
 """The settings that an owner can change while the peer runs: their names, their bounds and their meaning. Pure.
 
-A setting's title says which values it takes, and errors show it. `off` stands for no limit and no condition, also in files.
+A setting's title is its unit, or says which values it takes (`protos.example.allowed`). `off` stands for no value, also in
+files.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from node.donor.hours import parse
+from protos.example import allowed
 from protos.owner import name_of
 
 OFF = "off"
@@ -23,56 +25,56 @@ class LiveSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    threads: int | None = Field(default=None, ge=1, le=1024, title="a whole number from 1 to 1024, or off")
-    """CPU threads of the training; by default torch's choice."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """CPU threads of the training. By default PyTorch chooses."""
 
-    nice: int | None = Field(default=None, ge=0, le=19, title="a whole number from 0 to 19, or off")
-    """How far the peer steps back behind other programs: 0 is as they are, with 19 they all come first."""
+    nice: int | None = Field(default=None, ge=0, le=19)
+    """Process priority (Unix nice): 0 is normal, 19 the lowest."""
 
-    hours: str | None = Field(default=None, title="days and times such as `mon-fri 18:00-08:00, sat-sun`, or off")
+    hours: str | None = Field(default=None, title="days and times such as `mon-fri 18:00-08:00, sat-sun`")
     """When the peer works, in local time. A time over midnight belongs to the day on which it begins."""
 
-    only_on_mains: bool = Field(default=False, title="true or false")
+    only_on_mains: bool = False
     """Pause while a battery feeds the machine."""
 
-    only_when_idle: float | None = Field(default=None, ge=5, le=86_400, title="seconds from 5 to 86400, or off")
+    only_when_idle: float | None = Field(default=None, ge=5, le=86_400, title="seconds")
     """Work only after nobody has used keyboard and mouse for so many seconds. Not known counts as used."""
 
-    not_beside_other_gpu_programs: bool = Field(default=False, title="true or false")
+    not_beside_other_gpu_programs: bool = False
     """Pause while another program computes on the GPU, or a game draws on it. Needs an NVIDIA GPU."""
 
-    duty_cycle: float | None = Field(default=None, ge=0.05, le=1, title="a part from 0.05 to 1, or off")
+    duty_cycle: float | None = Field(default=None, ge=0.05, le=1, title="a part")
     """The part of the time that the device computes. The peer rests between micro-batches."""
 
-    gpu_memory: float | None = Field(default=None, ge=0.05, le=1, title="a part from 0.05 to 1, or off")
+    gpu_memory: float | None = Field(default=None, ge=0.05, le=1, title="a part")
     """The part of the GPU's memory that the peer takes at most. Only for CUDA."""
 
-    disk_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB above 0, or off")
-    """Archive, others' votes and training text from the web together. Text gives way first, then the oldest votes."""
+    disk_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB")
+    """Disk limit for archive, cached votes and training shards together. Shards give way first, then the oldest votes."""
 
-    overlay_memory_gb: float | None = Field(default=2.0, ge=0.01, le=1000, title="GB of at least 0.01, or off")
+    overlay_memory_gb: float | None = Field(default=2.0, ge=0.01, le=1000, title="GB")
     """Memory of the libp2p daemon. A daemon that takes more is started again; the peer goes on meanwhile."""
 
-    keep_awake: bool = Field(default=False, title="true or false")
+    keep_awake: bool = False
     """Keep the machine from automatic sleep while the peer works. A paused peer lets it sleep."""
 
-    upload_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
+    upload_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s")
     """The fastest upload of votes and of the model's pieces."""
 
-    download_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
+    download_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s")
     """The fastest download of votes and of the model's pieces."""
 
-    relay_mbit: float | None = Field(default=None, ge=0, le=100_000, title="Mbit/s from 0 to 100000, or off")
-    """The mean of what this peer carries between others if it is a relay; 0: nothing."""
+    relay_mbit: float | None = Field(default=None, ge=0, le=100_000, title="Mbit/s")
+    """Average bandwidth for relaying other peers' traffic; 0 turns relaying off."""
 
-    upload_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
+    upload_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month")
     """Upload of a calendar month. When it is used up, the peer pauses and serves nothing until the next month."""
 
-    download_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
+    download_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month")
     """Download of a calendar month. When it is used up, the peer pauses and loads nothing until the next month."""
 
-    owner: str | None = Field(default=None, title="a name of 1 to 64 printable characters, or off")
-    """Whose machine this is, as everybody sees it. A name is a claim."""
+    owner: str | None = Field(default=None, title="a name of 1 to 64 printable characters")
+    """Your name, as everybody sees it. Machines of one name are shown together. A name is a claim."""
 
     @property
     def relaying_mbit(self) -> float | None:
@@ -95,8 +97,9 @@ class LiveSettings(BaseModel):
     @classmethod
     def _off(cls, value: Any, info: Any) -> Any:
         """TOML has no word for nothing."""
-        if isinstance(value, str) and value.strip().lower() == OFF and info.field_name in LiveSettings.model_fields:
-            return False if LiveSettings.model_fields[info.field_name].annotation is bool else None
+        if isinstance(value, str) and value.strip().lower() == OFF:
+            field = cls.model_fields[info.field_name]
+            return None if type(None) in get_args(field.annotation) else value
         return value
 
 
@@ -118,7 +121,7 @@ def with_value(values: LiveSettings, key: str, given: object) -> LiveSettings:
 
 def expected(key: str) -> str:
     """The values that a setting takes, in words."""
-    return LiveSettings.model_fields[key].title or ""
+    return allowed(LiveSettings.model_fields[key], OFF)
 
 
 def meaning(key: str) -> str:

@@ -82,9 +82,10 @@ tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 ## How to verify it
 
 The coordinator's signed log of the run names, for each step, the votes that count and the digest of the state. An archive
-of a peer (`swarmentum join --archive`) holds this log and all votes. `swarmentum verify ARCHIVE --model FOLDER --run {run}`
-replays the run from the archive alone, and compares these weights with the replayed ones, bit for bit. Take the run's id (or
-its invite link) from the run's operator: this card may be forged. `swarmentum ledger` shows from the same log who contributed.
+of a peer (`swarmentum join --set archive=true`) holds this log and all votes.
+`swarmentum verify ARCHIVE --model FOLDER --run {run}` replays the run from the archive alone, and
+compares these weights with the replayed ones, bit for bit. Take the run's id (or its invite link) from the run's operator: this
+card may be forged. `swarmentum ledger` shows from the same log who contributed.
 """
 
 

@@ -45,7 +45,7 @@ LEFT_OUT: Final[tuple[tuple[str, str], ...]] = (
     (r"quantization_config|quantization", "a run trains whole numbers in fp32: remove it, and quantize the export"),
     (
         r"\w*gradient_checkpointing\w*|activation_checkpointing",
-        "each peer chooses this for itself: remove it, and join with --activation-checkpointing",
+        "each peer chooses this for itself: remove it, and join with --set activation_checkpointing=true",
     ),
     (
         r"problem_type|num_labels|id2label|label2id|classifier_\w+|finetuning_task",
@@ -83,7 +83,7 @@ def _of(config: Mapping[str, Any], cls: Any, place: str, kind: str) -> Iterator[
             yield from _of(value, inner, f"{place}.{key}", kind)
         elif key in ("dtype", "torch_dtype"):
             if str(value) not in FULL:
-                yield f"{where}: a run's weights are fp32: remove it; each peer chooses how it computes with --precision"
+                yield f"{where}: a run's weights are fp32: remove it; each peer chooses how it computes (`precision`)"
         elif why := _left_out(key, value, fields.get(str(cls.attribute_map.get(key, key)))):
             yield f"{where}: {why}"
         elif key not in known:

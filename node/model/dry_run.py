@@ -232,7 +232,7 @@ def _of_kinds(model: nn.Module, where: str) -> None:
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ModelError(
                 f"{where}: parameter {name!r} is {kind}, and a run's weights are fp32: build it in fp32; each peer chooses how "
-                "it computes with --precision"
+                "it computes with --set precision=..."
             )
 
 

@@ -38,7 +38,7 @@ class Effort:
             if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
                 raise OperatorError(
                     f"activation_checkpointing: {type(model).__name__} has none (no activation_checkpointing_enable); "
-                    "join without it, and with a smaller --micro-batch"
+                    "join without it, and with a smaller micro_batch"
                 )
             # as transformers 5 calls it, and as those before do
             name = "activation_checkpointing_kwargs" if newer else "gradient_checkpointing_kwargs"

@@ -9,7 +9,6 @@ operations cannot be recognised, so there the arithmetic runs on the CPU. Matrix
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -22,6 +21,7 @@ from node.optim.exact.chunkwise import orthogonal_chunks
 from node.optim.exact.orthogonal import SIDE_MAX, orthogonalised
 from node.optim.exact.smallest import flush
 from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, ParameterPlace
+from node.optim.run_settings import BASE, check
 from node.optim.tables import TABLES, is_named_table
 
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
@@ -30,8 +30,7 @@ TILE_CHUNKS = 256
 CHUNKS_AT_ONCE = 1024
 """Chunks that are made orthogonal at a time: scratch of some 200 KiB each."""
 
-ITERATIONS = range(2, 6)
-MUON_ONLY = {"block": 0, "iterations": 5, "output": "real"}
+MUON_ONLY = {name: getattr(BASE, name) for name in ("block", "iterations", "output")}
 """Settings of `muon` alone, and the value that other bases have."""
 
 Function: TypeAlias = Callable[[Tensor, Mapping[str, Tensor], int], Tensor]
@@ -42,24 +41,19 @@ COUNT_MAX = 2**24
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """The base optimizer and its settings. The settings are replicated, so all peers of a run agree on them."""
+    """The base optimizer and its settings, those of `[optimizer.base]`. They are replicated, so all peers of a run agree."""
 
-    name: str = "sign"
+    name: str = BASE.name
     """One of BaseName; another if there is a `function`."""
-    momentum: float = 0.0
-    """For `sgd` and `muon`: momentum of the aggregate, beside each peer's own."""
-    nesterov: bool = False
-    """For `sgd` and `muon`: look ahead by one step of that momentum."""
-    beta1: float = 0.0
-    """For `adamw`: zero by default, because the peers' momentum already averages over time."""
-    beta2: float = 0.95
-    eps: float = 1e-8
-    block: int = 0
-    """For `muon`: 64 makes each chunk of 64 x 64 orthogonal alone, without state; 0 makes whole matrices orthogonal."""
-    iterations: int = 5
-    """For `muon`: Newton-Schulz iterations, 2 to 5."""
-    output: Literal["real", "sign"] = "real"
-    """For `muon` with a `block`: the orthogonal chunk at a root mean square of 1, or its signs."""
+    momentum: float = BASE.momentum
+    nesterov: bool = BASE.nesterov
+    beta1: float = BASE.beta1
+    """Zero by default, because the peers' momentum already averages over time."""
+    beta2: float = BASE.beta2
+    eps: float = BASE.eps
+    block: int = BASE.block
+    iterations: int = BASE.iterations
+    output: Literal["real", "sign"] = BASE.output
     muon_except: tuple[str, ...] = TABLES
     """For `muon`: matrices of these names (`tables.is_named_table`) get the sign, as vectors do: they are tables, no maps."""
 
@@ -73,20 +67,7 @@ class BaseConfig:
             raise ValueError(
                 f"base {self.name!r} is none of {', '.join(get_args(BaseName))}; `base.given` makes others"
             )
-        for name in ("momentum", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not within 0 <= {name} < 1")
-        if not 0 < self.eps < math.inf:
-            raise ValueError(f"eps {self.eps} is not positive and finite")
-        self._check_muon()
-
-    def _check_muon(self) -> None:
-        if self.block not in (0, CHUNK_SIDE):
-            raise ValueError(f"block {self.block} is neither 0 (whole matrices) nor {CHUNK_SIDE} (a chunk)")
-        if self.iterations not in ITERATIONS:
-            raise ValueError(f"iterations {self.iterations} are not within {min(ITERATIONS)} to {max(ITERATIONS)}")
-        if self.output not in ("real", "sign"):
-            raise ValueError(f"output {self.output!r} is neither real nor sign")
+        check(self, BASE, but=("name",))
         for name, none in MUON_ONLY.items():
             if getattr(self, name) != none and self.name != "muon":
                 raise ValueError(

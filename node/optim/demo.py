@@ -17,16 +17,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from node.optim import aggregate, nesterov, second_moment
+from node.optim import aggregate, second_moment
 from node.optim.backends.choose import choose, compiles, wanted
 from node.optim.backends.interface import Backend, Stepping, Taking
 from node.optim.base import Base, BaseConfig, is_table
 from node.optim.exact import transforms
-from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
 from node.optim.nesterov import Nesterov
+from node.optim.run_settings import RUN, check
 from node.optim.saved import check_state, private_state
 from node.optim.second_moment import Kind
 from node.optim.step import Decay, NonFiniteGradient, Votes, clip_scale, exact_float32
@@ -43,8 +43,8 @@ from node.optim.voting import ParameterState, Voting, by_parameter
 class DeMoConfig:
     """A peer's settings. Only `group_size`, `top_k` and `one_in` are its own: on the rest all peers of a run must agree.
 
-    The default is DeMo with group votes and signs; every other combination is made of the parts that `payload`, `values`,
-    `transforms` and `base` describe.
+    They are those of `[optimizer]` in run.toml, which says what each does, its values and its default
+    (`protos.optimizer_config`). Here stands what differs: the default is DeMo as published with group votes and signs.
     """
 
     beta: float = 0.999
@@ -55,43 +55,27 @@ class DeMoConfig:
     The norm is not clipped then: no element is far above 1. `propose` may write into `.grad`."""
     second_moment: Kind = "whole"
     """`whole`: 4 bytes a parameter. `factored`: of each matrix, the means of its rows and columns alone."""
-    nesterov: float = 0.0
-    """Decay of the peer's private Nesterov momentum (`nesterov.Nesterov`), in front of the momentum; 0 for none.
-
-    Needs no second moment. Costs 4 bytes a parameter, and `propose` writes into `.grad`.
-    """
-    weight_decay: float = 0.0
-    """Decoupled, times lr. None by default, as in the reference; no measurement here has one."""
-    decay: Literal["all", "matrices"] = "all"
-    """`all`: weight decay reaches all parameters, as in the reference. `matrices`: only those of two and more
-    dimensions that are no tables."""
-    clip_norm: float | None = 1.0
-    """Largest norm of the whole gradient, the usual 1 for language models; None for no limit."""
-    group_size: int = 128
-    """Coefficients that share a vote; one of `votes.GROUP_SIZES`. Each peer chooses by its uplink."""
-    selection: Selection = "groups"
-    """`groups`, or `topk`: the largest of a chunk, wherever they are. Or one of `places.DRAWN`."""
-    top_k: int = 32
-    """Components of a chunk, with `topk`; one of `topk.SIZES`. Each peer chooses by its uplink."""
-    one_in: int = 16
-    """With `random`, `striding` and `slicing`: a vote for one coefficient in so many; one of `places.SIZES`."""
+    nesterov: float = RUN.nesterov
+    """`propose` then writes into `.grad`."""
+    weight_decay: float = RUN.weight_decay
+    decay: Literal["all", "matrices"] = RUN.decay
+    clip_norm: float | None = RUN.clip_norm
+    """None for no limit."""
+    group_size: int = RUN.group_size
+    selection: Selection = RUN.selection
+    top_k: int = RUN.top_k
+    one_in: int = RUN.one_in
     seed: bytes = b""
     """What the places of `places.DRAWN` follow from, beside the step: a run's id, the same for all peers."""
     author: bytes = b""
     """What a peer's own places follow from, beside these, with selection `independent`: its public key, different for all."""
-    cap: int = VOTE_SUM_MAX
-    """How far the sum of the votes for a coefficient goes, either way: 2 to 127. Only with signs and a chunkwise base."""
+    cap: int = RUN.cap
     values: Literal["sign", "2bit", "8bit"] = "sign"
-    """`sign`: a vote says its sign alone. `2bit` and `8bit`: it also says one of 2, or of 128, sizes."""
-    transform: str | Transform = "dct"
-    """One of `transforms.NAMES`, or one made by `transforms.given`."""
-    magnitudes: bool = False
-    """Updates have the size that the peers' votes have (`values.agreed`), instead of a root mean square of 1.
-
-    The momentum then takes the gradient itself, without the learning rate. Only with base `sgd`.
-    """
-    refused: Literal["restore", "drop"] = "restore"
-    """`restore`: votes that were not accepted stay in the momentum. `drop`: they leave it as accepted votes do."""
+    transform: str | Transform = RUN.transform
+    """A name, or one made by `transforms.given`."""
+    magnitudes: bool = RUN.magnitudes
+    """The momentum then takes the gradient itself, without the learning rate."""
+    refused: Literal["restore", "drop"] = RUN.refused
     base: BaseConfig = BaseConfig()  # noqa: RUF009 - frozen
     """The rule that moves the parameters, given the aggregate. A name stands for that base with its defaults."""
 
@@ -104,22 +88,17 @@ class DeMoConfig:
                 "base.given(name, function) for a function of your own"
             )
         self.form.votes_a_chunk(self.size)
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta {self.beta} is not within 0 <= beta < 1")
-        second_moment.checked(self.beta2, magnitudes=self.magnitudes)
-        nesterov.checked(self.nesterov, self.beta2)
-        if not (0 <= self.weight_decay < math.inf):
-            raise ValueError(f"weight decay {self.weight_decay} is negative or not finite")
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise ValueError(f"clip norm {self.clip_norm} is not positive and finite")
+        check(self, RUN, but=("base",))
+        if self.beta2 and self.magnitudes:
+            raise ValueError(
+                "magnitudes and beta2 exclude each other: divided gradients have no size of their own; set one to 0"
+            )
+        if self.beta2 and self.nesterov:
+            raise ValueError("nesterov needs beta2 = 0: the second moment divides plain gradients")
         if isinstance(self.transform, str):
             transforms.named(self.transform)
-        if self.decay not in {"all", "matrices"}:
-            raise ValueError(f"decay {self.decay!r} is neither all nor matrices")
         if self.magnitudes and self.base.name != "sgd" and self.base.function is None:
             raise ValueError(f"magnitudes have no effect with base {self.base.name!r}: only sgd keeps sizes")
-        if self.refused not in {"restore", "drop"}:
-            raise ValueError(f"refused {self.refused!r} is neither restore nor drop")
         aggregate.check_cap(self.cap, self.form, self.base)
 
     @property

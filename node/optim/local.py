@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch import Tensor
 from node.optim.base import BaseConfig, is_table
 from node.optim.dtensor import is_dtensor
 from node.optim.layout import ParameterPlace
+from node.optim.run_settings import LOCAL, RUN, check
 from node.optim.second_moment import local_part
 from node.optim.step import NonFiniteGradient
 
@@ -27,22 +28,22 @@ from node.optim.step import NonFiniteGradient
 @dataclass(frozen=True)
 class LocalConfig:
     """The inner optimizer: private to a peer, though peers of a run use the same. `muon` moves matrices by torch's Muon, with
-    updates as large as AdamW's, and tables and vectors by AdamW."""
+    updates as large as AdamW's, and tables and vectors by AdamW. Its settings are those of `[optimizer.local]`, and the run's
+    `clip_norm`."""
 
-    steps: int = 1
+    steps: int = LOCAL.steps
     """H; 1 is no local training: the gradient itself goes into the momentum."""
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    clip_norm: float | None = 1.0
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: float = LOCAL.lr
+    beta1: float = LOCAL.beta1
+    beta2: float = LOCAL.beta2
+    weight_decay: float = LOCAL.weight_decay
+    clip_norm: float | None = RUN.clip_norm
+    optimizer: str = LOCAL.optimizer
+    """`adamw` or `muon`."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"{self.steps} local steps, at least 1")
-        if not self.lr > 0:
-            raise ValueError(f"local learning rate {self.lr} is not positive")
+        check(self, LOCAL)
+        check(self, RUN, but=("lr", "beta2", "weight_decay"))
 
 
 ADAMW_BUFFERS: Final = ("exp_avg", "exp_avg_sq")

@@ -49,12 +49,3 @@ class Nesterov:
             raise ValueError("the saved Nesterov momentum belongs to other parameters")
         for mine, theirs in zip(self.momenta, momenta, strict=True):
             mine.copy_(theirs)
-
-
-def checked(nesterov: float, beta2: float) -> float:
-    """A setting's value: 0 for none. Raises `ValueError`."""
-    if not 0 <= nesterov < 1:
-        raise ValueError(f"nesterov {nesterov} is not within 0 <= nesterov < 1")
-    if nesterov and beta2:
-        raise ValueError("nesterov needs beta2 = 0: the second moment divides plain gradients")
-    return nesterov

@@ -8,7 +8,6 @@ together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -234,17 +233,6 @@ def counts_of(state: dict[str, Any]) -> list[int]:
     if "counts" not in state:
         return [int(state["count"])] * len(state["squares"])
     return [int(count) for count in state["counts"]]
-
-
-def checked(beta2: float, *, magnitudes: bool) -> float:
-    """The setting's value, if it is allowed; 0 is no second moment. Raises `ValueError` otherwise."""
-    if not 0 <= beta2 < 1 or math.isnan(beta2):
-        raise ValueError(f"beta2 {beta2} is not within 0 <= beta2 < 1")
-    if beta2 and magnitudes:
-        raise ValueError(
-            "magnitudes and beta2 exclude each other: divided gradients have no size of their own; set one to 0"
-        )
-    return beta2
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-TABLES = (
-    "*emb", "*embed", "*embedding", "*embeddings", "*embedding_table",
-    "embed_tokens", "embed_positions", "embed_in", "embed_out", "wte", "wpe",
-    "lm_head", "to_logits", "head", "output", "ff_out", "shared",
-)  # fmt: skip
+from protos.optimizer_config import BaseOptimizerConfig
+
+TABLES = tuple(BaseOptimizerConfig.model_fields["tables"].default)
 """Names of embeddings and heads. The models of transformers have `embed_tokens`, `word_embeddings`, `embed_out` and `lm_head`.
 GPT-2 and its descendants have `wte` and `wpe`, the Llama of Meta and of torchtune `tok_embeddings` and `output`, T5 `shared`,
 OLMo `wte` and `ff_out`, and x-transformers `token_emb.emb` and `to_logits`."""

@@ -173,7 +173,7 @@ class Pusher:
 
     `publish` waits for answers, so the training thread must not wait for it. Its calls may overlap: the last one counts.
 
-    `arrivals` gets the time from each payload's first byte to the receiver's answer: `--fit-uplink` needs it. `doors` gets the
+    `arrivals` gets the time from each payload's first byte to the receiver's answer: `fit_uplink` needs it. `doors` gets the
     peers that refuse the last payload, and why.
     """
 

@@ -84,7 +84,7 @@ class BuiltIn:
                     what = str(error).splitlines()[0]
                     raise OperatorError(
                         f"{device} has no room for one sample of this model ({what}); close other programs that use its "
-                        "memory, try --precision bf16, or join with another device (--device)"
+                        "memory, try --set precision=bf16, or join with another device (--device)"
                     ) from error
             # This stands after the except, because until then the error keeps the tensors of the failed pass alive.
             self._fits = size // 2

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
@@ -14,7 +16,7 @@ from node.optim.local import LocalConfig
 from node.optim.paper.coefficient_payload import PaperForm
 from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.votes.form import Form
-from protos.optimizer_config import SIZE_KEYS, OptimizerConfig
+from protos.optimizer_config import SIZE_KEYS, OptimizerConfig, Section
 
 
 def demo_config(optimizer: OptimizerConfig, size: int, run_id: bytes, author: bytes = b"") -> DeMoConfig:
@@ -22,26 +24,21 @@ def demo_config(optimizer: OptimizerConfig, size: int, run_id: bytes, author: by
 
     Places that no peer chooses follow from `run_id`, and with selection independent from this peer's public key `author`.
     """
-    base, values = optimizer.base, optimizer.values
-    assert optimizer.method == "demo" and values != "16bit", "a run of method paper has `paper_config`"  # noqa: PT018
-    return DeMoConfig(
-        beta=optimizer.beta,
-        beta2=optimizer.beta2,
-        nesterov=optimizer.nesterov,
-        weight_decay=optimizer.weight_decay,
-        decay=optimizer.decay,
-        clip_norm=None if optimizer.local.steps > 1 else optimizer.clip_norm,  # local steps clip their own gradients
-        **{**{key: getattr(optimizer, key) for key in SIZE_KEYS.values()}, **_size(optimizer.selection, size)},
-        selection=optimizer.selection,
-        seed=run_id,
-        author=author if optimizer.selection == "independent" else b"",
-        cap=optimizer.cap,
-        values=values,
-        transform=optimizer.transform,
-        magnitudes=optimizer.magnitudes,
-        refused=optimizer.refused,
-        base=BaseConfig(**base.model_dump(exclude={"tables"}), muon_except=tuple(base.tables)),
-    )
+    base = optimizer.base
+    assert optimizer.method == "demo" and optimizer.values != "16bit", "a run of method paper has `paper_config`"  # noqa: PT018
+    own = {
+        "clip_norm": None if optimizer.local.steps > 1 else optimizer.clip_norm,  # local steps clip their own gradients
+        "seed": run_id,
+        "author": author if optimizer.selection == "independent" else b"",
+        "base": BaseConfig(**base.model_dump(exclude={"tables"}), muon_except=tuple(base.tables)),
+        **_size(optimizer.selection, size),
+    }
+    return DeMoConfig(**{**_shared(optimizer, DeMoConfig), **own})
+
+
+def _shared(section: Section, config: Any) -> dict[str, Any]:
+    """The settings that a section of run.toml and an optimizer's own configuration have in common."""
+    return {it.name: getattr(section, it.name) for it in fields(config) if it.name in type(section).model_fields}
 
 
 def _size(selection: str, size: int) -> dict[str, int]:
@@ -51,21 +48,12 @@ def _size(selection: str, size: int) -> dict[str, int]:
 
 def local_config(optimizer: OptimizerConfig) -> LocalConfig:
     """A run's local steps, as `LocalSteps` takes them."""
-    local = optimizer.local
-    own = local.steps, local.lr, local.beta1, local.beta2, local.weight_decay
-    return LocalConfig(*own, optimizer.clip_norm, local.optimizer)
+    return LocalConfig(**_shared(optimizer.local, LocalConfig), clip_norm=optimizer.clip_norm)
 
 
 def paper_config(optimizer: OptimizerConfig, size: int) -> PaperConfig:
     """The same for method `paper`; `size` is this peer's k."""
-    return PaperConfig(
-        beta=optimizer.beta,
-        weight_decay=optimizer.weight_decay,
-        clip_norm=optimizer.clip_norm,
-        chunk=optimizer.chunk,
-        top_k=size,
-        refused=optimizer.refused,
-    )
+    return PaperConfig(**{**_shared(optimizer, PaperConfig), "top_k": size})
 
 
 def optimizer_of(

@@ -124,7 +124,7 @@ def fit(
             f"the model does not fit: {parameters} need {amount(need.state)} for weights, gradients and momentum; {has}. "
             f"To mend it, {other}"
         )
-    less = "" if checkpointing else "take --activation-checkpointing, "
+    less = "" if checkpointing else "take --set activation_checkpointing=true, "
     fits = fitting(need, room, wanted)
     if not fits:
         return 0, (
@@ -132,8 +132,8 @@ def fit(
         )
     if chosen and fits < wanted:
         return 0, (
-            f"--micro-batch {wanted} does not fit: {parameters} need {amount(need.memory(wanted))} with it; {has}. "
-            f"To mend it, take --micro-batch {fits}, {less}{other}"
+            f"micro_batch {wanted} does not fit: {parameters} need {amount(need.memory(wanted))} with it; {has}. "
+            f"To mend it, take --set micro_batch={fits}, {less}{other}"
         )
     smaller = f", micro-batch {fits} instead of {wanted}" if fits < wanted else ""
     return fits, f"{parameters}, {amount(need.memory(fits))} of {amount(room.free)} ({device}){smaller}"

@@ -71,7 +71,7 @@ class ResourceLimits:
         )
         self._log = log
         self._told_owner = NOBODY
-        self._disk_limited, self._relayed = False, 0
+        self._disk_limited, self._relayed = settings.disk_gb is not None, 0
         self._family = None if alone else os.getppid()
         self._watch: ConditionWatch | None = None
         self._awake = awake.Awake(log)
@@ -119,18 +119,16 @@ class ResourceLimits:
 
     def _limit_disk(self, archive: StepRecorder | None, payloads: Payloads, shelves: Sequence[Cache]) -> None:
         """Each store heeds its part of the disk at its next write, and the shelf at once."""
-        settings, disk_gb = self._settings, self.live.values.disk_gb
+        disk_gb = self.live.values.disk_gb
         if disk_gb is None and not self._disk_limited:
             return
         self._disk_limited = disk_gb is not None
-        most = Kept(*(int(gb * BYTES_A_GB) for gb in (settings.archive_gb, settings.payloads_gb, settings.data_gb)))
-        most = most if archive is not None else replace(most, archive=0)
         used = Kept(
             0 if archive is None else archive.total_bytes,
             payloads.total_bytes,
             sum(shelf.total_bytes for shelf in shelves),
         )
-        now = allowed(disk_gb, used, most)
+        now = allowed(disk_gb, used)
         payloads.bytes_max = now.payloads
         if archive is not None:
             archive.limit(now.archive)

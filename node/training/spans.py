@@ -1,4 +1,4 @@
-"""The spans of one peer: what it did in each step, and when (`join --trace`). Changes no training. ADR 57.
+"""The spans of one peer: what it did in each step, and when (setting `trace`). Changes no training. ADR 57.
 
     peer        from the moment that the training thread hears of the step, to the applied entry
       compute   the gradient                                           snapshot  roots, and the disk (behind the training)
@@ -6,7 +6,7 @@
       publish   signed, kept, and sent to the network thread           apply     the update on the replica, and its digest
       wait      until the coordinator's entry is here                  payloads  until the entry's votes are here
 
-A peer that replays the log records nothing: a step counts only if this peer saw it open. With `--metrics-listen` the seconds of
+A peer that replays the log records nothing: a step counts only if this peer saw it open. With `metrics_listen` the seconds of
 each part are added up, too. Without both nothing is measured.
 """
 

@@ -198,5 +198,5 @@ def serve_metrics(listen: str, summary: Summary, counters: Counters, spans: Span
     try:
         server, _ = start_http_server(int(port), host.strip("[]"), registry=registry)
     except OSError as error:
-        raise OperatorError(f"--metrics-listen {listen}: {error.strerror}") from error
+        raise OperatorError(f"metrics_listen = {listen}: {error.strerror}") from error
     return server

@@ -1,4 +1,4 @@
-"""A run's curve in an experiment tracker: TensorBoard, Weights & Biases, or Trackio (`join --track`). Changes no training.
+"""A run's curve in an experiment tracker: TensorBoard, Weights & Biases, or Trackio (setting `track`). Changes no training.
 
 A tracker may call a service, so a thread of its own feeds it from a bounded queue. Whatever a tracker does, training goes on:
 the log says once what failed, and the tracking ends.

@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         swarm = LocalSwarm(Path(folder), RUN)
         try:
-            peer = swarm.join("ada", "--archive")
+            peer = swarm.join("ada", "--set", "archive=true")
             swarm.wait_step("ada", STEPS)
             peer.interrupt()
             assert peer.finish()[0] == 130

@@ -134,7 +134,7 @@ class LocalSwarm:
     def _start(self, run_toml: str) -> None:
         folder = self.folder
         relay = self.start("relay", "node", "relay", "--home", str(folder / "relay"), "--listen", f"{self.HOST}:0",
-                           "--reachability", "auto", "--json")  # fmt: skip
+                           "--set", "reachability=auto", "--json")  # fmt: skip
         self.serve(port=0)
         self.bootstrap: list[str] = relay.first_json()["addresses"]
         file = folder / "run.toml"

@@ -58,7 +58,7 @@ FAULT_SECONDS = 10.0
 AWAY_SECONDS = 5.0
 UPLINK_KBIT = 10_000
 FORWARD_SECONDS = 0.5
-FLAGS = ("--allow-code", "--micro-batch", "64")
+FLAGS = ("--allow-code", "--set", "micro_batch=64")
 LOSS_STEPS = 20
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 

@@ -50,7 +50,7 @@ def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalSwarm
 @pytest.mark.parametrize("swarm", [1], indirect=True)
 def test_the_anchor_adds_up_and_every_peer_takes_the_sum(swarm: LocalSwarm) -> None:
     anchor = swarm.anchor()
-    peers = {name: swarm.join(name, "--archive") for name in PEERS}
+    peers = {name: swarm.join(name, "--set", "archive=true") for name in PEERS}
     wait_for("all of them in a step", lambda: any(it["peers"] == len(PEERS) for it in swarm.steps("ada")), 200.0)
     swarm.wait_step("ada", swarm.last_step("ada") + 20)
     fay = peers.pop("fay")
@@ -83,7 +83,7 @@ def test_a_member_that_lies_in_sums_and_strangers_that_send_some_change_nothing(
     """The anchor's sums count, whatever others say; the archive leads to the weights that the log confirms."""
     anchor = swarm.anchor()
     names = (*PEERS, "gil")
-    peers = {name: swarm.join(name, *(["--archive"] if name == "ada" else [])) for name in names}
+    peers = {name: swarm.join(name, *(["--set", "archive=true"] if name == "ada" else [])) for name in names}
     liar = swarm.start("liar", "tests.system.lying_aggregator", swarm.link, str(swarm.folder / "liar"))
     wait_for("all of them in a step", lambda: any(it["peers"] == len(names) + 1 for it in swarm.steps("ada")), 250.0)
     target = Target(swarm.link, swarm.folder, swarm.processes["coordinator"].child.pid)

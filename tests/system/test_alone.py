@@ -55,7 +55,7 @@ def test_a_peer_that_ends_because_nobody_answers_keeps_its_momentum(tmp_path: Pa
     run = RUN.replace("DATA", str(text)).replace("snapshot_every = 20", "snapshot_every = 100000")
     swarm = LocalSwarm(tmp_path, run)
     try:
-        ada = swarm.join("ada", "--patience-seconds", "1")
+        ada = swarm.join("ada", "--set", "patience_seconds=1")
         swarm.wait_step("ada", 5)
         saved = tmp_path / "ada" / "runs" / swarm.invite.run_id.hex()[:16] / "private.pt"
         assert not saved.exists()

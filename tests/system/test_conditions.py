@@ -121,7 +121,7 @@ def test_a_month_that_is_used_up_pauses_the_peer_and_is_counted_across_a_restart
 @pytest.mark.nightly
 @pytest.mark.parametrize("swarm", [600], indirect=True)
 def test_a_duty_cycle_bounds_the_time_of_the_training_thread(swarm: LocalSwarm) -> None:
-    pid = swarm.join("ada", "--micro-batch", "8").child.pid
+    pid = swarm.join("ada", "--set", "micro_batch=8").child.pid
     swarm.wait_step("ada", 2)
     owner(swarm, "ada", "set", "duty_cycle", "0.3")
     at = swarm.last_step("ada")

@@ -73,7 +73,7 @@ class Coordinators(LocalSwarm):
     def _start(self) -> None:
         folder = self.folder
         relay = self.start("relay", "node", "relay", "--home", str(folder / "relay"), "--listen", "127.0.0.1:0",
-                           "--reachability", "auto", "--json")  # fmt: skip
+                           "--set", "reachability=auto", "--json")  # fmt: skip
         self.bootstrap: list[str] = relay.first_json()["addresses"]
         self.serve_one("one")
         if not self.one_first:

@@ -100,7 +100,7 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
     assert swarm.status()["step"] == 0
 
     anchor = swarm.anchor()
-    everyone = [newcomer, swarm.join("ada", "--archive"), swarm.join("bob")]
+    everyone = [newcomer, swarm.join("ada", "--set", "archive=true"), swarm.join("bob")]
     for peer in everyone:
         assert peer.finish(120)[0] == 0, peer.log.read_text()[-2000:]
     wait_for("the anchor's last step", lambda: swarm.last_step("anchor") == STEPS)

@@ -33,7 +33,7 @@ def test_a_run_goes_on_where_an_older_version_left_it(file: Path, tmp_path: Path
     try:
         before = swarm.steps("ada")
         assert len(before) >= STEPS
-        peer = swarm.join("ada", "--archive")
+        peer = swarm.join("ada", "--set", "archive=true")
         swarm.wait_step("ada", STEPS + 8)
         assert swarm.events("ada", "momentum taken up again"), "the saved momentum was not read"
         assert not swarm.events("ada", "starting with fresh momentum: the saved one cannot be used")

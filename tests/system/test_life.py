@@ -56,9 +56,9 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
     swarm = LocalSwarm(folder, RUN.replace("DATA", str(text)))
     try:
         # unlike machines: other vote sizes, other precision of the forward pass, other thread counts
-        swarm.join("ada", "--metrics-listen", "127.0.0.1:0", "--group-size", "128", "--archive")
-        swarm.join("bob", "--group-size", "16", "--precision", "bf16")
-        swarm.join("cyd", "--group-size", "64", "--threads", "2", "--archive")
+        swarm.join("ada", "--set", "metrics_listen=127.0.0.1:0", "--set", "vote_size=128", "--set", "archive=true")
+        swarm.join("bob", "--set", "vote_size=16", "--set", "precision=bf16")
+        swarm.join("cyd", "--set", "vote_size=64", "--threads", "2", "--set", "archive=true")
         for name in PEERS:
             swarm.wait_step(name, 10)
         yield swarm
@@ -96,7 +96,7 @@ def test_a_killed_peer_costs_the_others_at_most_two_steps_and_comes_back(swarm: 
     after = [line for line in swarm.steps("ada") if killed_at < line["step"] <= killed_at + 10]
     short = [line["step"] for line in after if not line["accepted"]]
     before, lives = sum(line["accepted"] for line in swarm.steps("cyd")), len(swarm.events("cyd", "taking part"))
-    swarm.join("cyd", "--archive")
+    swarm.join("cyd", "--set", "archive=true")
     assert len(short) <= 2, f"ada's votes did not count in steps {short} after the kill: {after}"
     wait_for("vote of cyd", lambda: sum(line["accepted"] for line in swarm.steps("cyd")) > before)
     since = swarm.events("cyd", "taking part")[lives]["step"]

@@ -136,7 +136,7 @@ class NatSwarm(LocalSwarm):
         """A peer behind a router; it knows one address of the relay."""
         relay = next(address for address in self.bootstrap if f"/{transport}" in address)
         listen = ("--listen", f"0.0.0.0:{PEER_PORT}")
-        self.join(home, *listen, "--reachability", "private", "--relay", relay, *flags)
+        self.join(home, *listen, "--set", "reachability=private", "--set", f"relays={relay}", *flags)
 
     def way(self, home: str, other: str) -> str:
         """How a peer last said that it is connected to another: direct, relayed, or "" if it is not."""
@@ -415,10 +415,10 @@ def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet
 @pytest.mark.nightly
 def test_a_relay_keeps_to_what_its_owner_gives(internet: Internet, tmp_path: Path) -> None:
     """p2pd counts what it relays. Once that is more than the bucket holds, the relay takes nobody any more."""
-    swarm = NatSwarm(tmp_path, internet, min_peers=2, relay_flags=("--relay-mbit", "0.02"))
+    swarm = NatSwarm(tmp_path, internet, min_peers=2, relay_flags=("--set", "relay_mbit=0.02"))
     try:
         for home in HOMES:
-            swarm.join_from(home, "tcp", "--group-size", "8")
+            swarm.join_from(home, "tcp", "--set", "vote_size=8")
         for home in HOMES:
             swarm.wait_step(home, 1)
         [said] = wait_for("the end of relaying", lambda: swarm.events("relay", "relaying no more for now"), 150)
@@ -438,9 +438,9 @@ def test_votes_follow_the_uplink(internet: Internet, tmp_path: Path) -> None:
     internet.shape("nat1", 1000)
     swarm = NatSwarm(tmp_path, internet, min_peers=2, run=wide)
     try:
-        swarm.join_from("home1", "quic-v1", "--fit-uplink", "--group-size", "8")
-        listen = ("--listen", f"{PUBLIC['pub']}:{PEER_PORT}", "--reachability", "public")
-        swarm.join(PUBLIC_PEER, *listen, "--fit-uplink", environment={"SWARMENTUM_UPLINK_BUDGET": "5"})
+        swarm.join_from("home1", "quic-v1", "--set", "fit_uplink=true", "--set", "vote_size=8")
+        listen = ("--listen", f"{PUBLIC['pub']}:{PEER_PORT}", "--set", "reachability=public")
+        swarm.join(PUBLIC_PEER, *listen, "--set", "fit_uplink=5")
 
         def size(name: str) -> int:
             changes = swarm.events(name, "votes fit the uplink")

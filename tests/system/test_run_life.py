@@ -42,7 +42,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
 
 @pytest.mark.long
 def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm: LocalSwarm) -> None:
-    anchor, ada, bob = swarm.anchor(), swarm.join("ada", "--archive"), swarm.join("bob")
+    anchor, ada, bob = swarm.anchor(), swarm.join("ada", "--set", "archive=true"), swarm.join("bob")
     for name in ("anchor", "ada", "bob"):
         swarm.wait_step(name, 5)
 
@@ -105,7 +105,7 @@ def test_changed_settings_reach_peers_late_joiners_archives_and_forks(tmp_path: 
     run = RUN.replace("snapshot_every = 1000", "snapshot_every = 5") + "[evaluation]\nevery = 10\nsamples = 8\n"
     swarm = LocalSwarm(tmp_path, run)
     try:
-        ada, bob = swarm.join("ada", "--archive"), swarm.join("bob")
+        ada, bob = swarm.join("ada", "--set", "archive=true"), swarm.join("bob")
         swarm.wait_step("ada", 5)
         at = _paused(swarm)
         changes = ("clock.snapshot_every=10", "clock.batch_samples=24", "optimizer.lr=0.004")

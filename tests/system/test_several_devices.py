@@ -130,13 +130,13 @@ def test_ranks_and_one_device_take_up_each_others_momentum_after_a_kill(make: Ma
 
     # the same peer on one device: it takes up what the ranks saved ...
     kill_tree(swarm.processes["duo"])
-    swarm.join("duo", "--micro-batch", "3")
+    swarm.join("duo", "--set", "micro_batch=3")
     wait_votes(swarm, "duo", 2)
     swarm.processes["duo"].interrupt()
     assert swarm.processes["duo"].finish(30)[0] == 130
 
     # ... and gives it back to them
-    duo = join_with_ranks(swarm, "duo", "--micro-batch", "3")
+    duo = join_with_ranks(swarm, "duo", "--set", "micro_batch=3")
     wait_votes(swarm, "duo", 2)
     assert len(swarm.events("duo", "momentum taken up again")) == 2, "a restart began with fresh momentum"
     duo.interrupt()

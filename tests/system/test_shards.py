@@ -64,7 +64,7 @@ def test_peers_train_on_shards_that_they_download_and_are_equal(tmp_path: Path, 
     swarm = LocalSwarm(tmp_path, RUN.replace("SOURCE", url).replace("HASH", built.sha256))
     try:
         # 10 kB: a few shards, so that shards leave the disk
-        swarm.join("ada", "--yes", environment={"SWARMENTUM_DATA_GB": "0.00001"})
+        swarm.join("ada", "--yes", environment={"SWARMENTUM_DISK_GB": "0.00001"})
         swarm.join("ben", "--data", str(copy))
         again = "training text: the download is tried again"
         wait_for("a lie that was found", lambda: len(swarm.events("ada", again)) >= 2)

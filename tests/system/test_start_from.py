@@ -49,7 +49,7 @@ def test_a_run_begins_with_the_weights_of_a_model_on_every_peer(tmp_path: Path) 
     try:
         assert swarm.created["fork"] == {"run": made["model"], "step": 1, "root": made["root"], "model": True}
         exported = tmp_path / "exported"
-        ada, bob = swarm.join("ada", "--archive"), swarm.join("bob", "--export", str(exported))
+        ada, bob = swarm.join("ada", "--set", "archive=true"), swarm.join("bob", "--export", str(exported))
         for peer in (ada, bob):
             code, _ = peer.finish(120)
             assert code == 0, peer.log.read_text()[-2000:]

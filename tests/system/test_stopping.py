@@ -188,7 +188,7 @@ def test_a_relay(tmp_path: Path, way: str) -> None:
 
 def test_a_relay_that_reaches_nobody_yet(tmp_path: Path, silent: socket.socket) -> None:
     nobody = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{Identity.from_seed(bytes(32)).peer_id}"
-    at = ("--home", str(tmp_path), "--listen", "127.0.0.1:0", "--bootstrap", nobody)
+    at = ("--home", str(tmp_path), "--listen", "127.0.0.1:0", "--set", f"bootstrap={nobody}")
     with Terminal("node", "relay", *at) as terminal:
         terminal.wait_for("its dial", lambda: connected(silent))
         check_end(terminal, tmp_path, "ctrl-c", code=0)

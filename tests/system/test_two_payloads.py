@@ -58,7 +58,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
 def test_the_offender_is_excluded_and_everybody_else_goes_on(swarm: LocalSwarm, honest: int) -> None:
     names = ["ada", "bob", "cyd", "dan", "eve"][:honest]
     for name in names:
-        swarm.join(name, *(("--archive",) if name == "ada" else ()))
+        swarm.join(name, *(("--set", "archive=true") if name == "ada" else ()))
     for name in names:
         swarm.wait_step(name, 2)
     home = swarm.folder / "mallory"

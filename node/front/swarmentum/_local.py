@@ -57,7 +57,7 @@ class Local:
         if not 1 <= peers <= PEERS_MAX:
             raise OperatorError(f"peers={peers}: a swarm on one machine has 1 to {PEERS_MAX} peers")
         config, self._flags = _config(run, peers), () if run is None else ("--allow-code", "--allow-data")
-        self._left_out = () if run is None else ("--allow-left-out",)
+        self._left_out = () if run is None else ("--set", "allow_left_out=true")
         self._environment = OFFLINE if run is None else {}
         self._threads = max(1, usable_cores() // peers)
         self.folder, temporary = _folder(folder), folder is None
@@ -135,7 +135,7 @@ class Local:
         if name in self._children and self._children[name].poll() is None:
             raise OperatorError(f"{name} runs already: kill it first, or choose another name")
         self._keeper = self._keeper or name
-        archive = ("--archive",) if name == self._keeper else ()
+        archive = ("--set", "archive=true") if name == self._keeper else ()
         flags = (*self._flags, *self._left_out, *archive)
         self._children[name] = self._here.join(name, self.link, self._threads, *flags, environment=self._environment)
         return name

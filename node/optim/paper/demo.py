@@ -24,44 +24,36 @@ from torch import Tensor
 
 from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
-from node.optim.paper.coefficient_payload import CHUNK_SIDES, Cut, PaperForm
+from node.optim.paper.coefficient_payload import Cut, PaperForm
 from node.optim.paper.mean import directions, orthonormal
+from node.optim.run_settings import RUN, check
 from node.optim.saved import check_state, private_state
 from node.optim.step import NonFiniteGradient, Votes, apply_update, as_tensor, clip_scale, exact_float32, total_norm
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.topk import SIZES
 from node.optim.voting import ParameterState
+from protos.optimizer_defaults import PAPER_SETS
 
 
 @dataclass(frozen=True)
 class PaperConfig:
-    """The published defaults: decay .999, chunks of 64, 32 components."""
+    """Settings of `[optimizer]` that `method = "paper"` has. Its authors clip no gradient."""
 
-    beta: float = 0.999
-    weight_decay: float = 0.0
-    """Decoupled, times lr, of all parameters."""
+    beta: float = PAPER_SETS["beta"]
+    weight_decay: float = RUN.weight_decay
+    """Of all parameters."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; the authors' large runs have 1."""
-    chunk: int = 64
+    chunk: int = RUN.chunk
     """Longest side of a chunk."""
-    top_k: int = 32
+    top_k: int = RUN.top_k
     """Components of a chunk. Each peer may choose its own."""
-    refused: str = "restore"
-    """`restore`: votes that were not accepted stay in the momentum. `drop`: they leave it as accepted votes do."""
+    refused: str = RUN.refused
 
     def __post_init__(self) -> None:
-        if self.chunk not in CHUNK_SIDES:
-            raise ValueError(f"chunk {self.chunk} is none of {CHUNK_SIDES}")
+        check(self, RUN)
         if self.top_k not in SIZES:
             raise ValueError(f"top_k {self.top_k} is none of {SIZES}")
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta {self.beta} is not within 0 <= beta < 1")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight decay {self.weight_decay} is negative or not finite")
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise ValueError(f"clip norm {self.clip_norm} is not positive and finite")
-        if self.refused not in {"restore", "drop"}:
-            raise ValueError(f"refused {self.refused!r} is neither restore nor drop")
 
     @property
     def size(self) -> int:

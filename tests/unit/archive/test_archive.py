@@ -527,7 +527,7 @@ def test_a_smaller_limit_holds_from_the_next_step_on_and_never_takes_the_newest_
 
 
 def test_an_archive_without_room_for_the_state_is_refused(life: Life) -> None:
-    with pytest.raises(OperatorError, match="--archive-gb"):
+    with pytest.raises(OperatorError, match="set disk_gb to at least"):
         life.open(1000)
 
 

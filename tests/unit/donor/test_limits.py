@@ -21,7 +21,7 @@ from node.blobs.payloads import Payloads
 from node.doctor import lines
 from node.doctor.lines import Severity
 from node.donor import awake
-from node.donor.disk_shares import Kept, allowed
+from node.donor.disk_shares import Kept, allowed, disk_for
 from node.donor.live import Live
 from node.donor.owner_settings import LiveSettings
 from node.model.room import DeviceMemory, limit, within
@@ -29,23 +29,29 @@ from protos.errors import OperatorError
 from tests.unit.node.test_doctor import HERE
 
 GB = 10**9
-MOST = Kept(20 * GB, 20 * GB, 10 * GB)
 sizes = st.integers(0, 40 * GB)
 
 
 def test_text_gives_way_first_then_votes_then_the_archive() -> None:
-    assert allowed(None, Kept(), MOST) == MOST
-    assert allowed(30, Kept(5 * GB, 4 * GB, GB), MOST) == Kept(20 * GB, 20 * GB, 10 * GB)
-    assert allowed(12, Kept(5 * GB, 4 * GB, 10 * GB), MOST) == Kept(12 * GB, 7 * GB, 3 * GB)
-    assert allowed(8, Kept(5 * GB, 4 * GB, 10 * GB), MOST) == Kept(8 * GB, 3 * GB, 0)
-    assert allowed(2, Kept(5 * GB, 4 * GB, 10 * GB), MOST) == Kept(2 * GB, 0, 0)
+    assert allowed(None, Kept()) == Kept(20 * GB, 20 * GB, 10 * GB)
+    assert allowed(30, Kept(5 * GB, 4 * GB, GB)) == Kept(20 * GB, 20 * GB, 10 * GB)
+    assert allowed(12, Kept(5 * GB, 4 * GB, 10 * GB)) == Kept(12 * GB, 7 * GB, 3 * GB)
+    assert allowed(8, Kept(5 * GB, 4 * GB, 10 * GB)) == Kept(8 * GB, 3 * GB, 0)
+    assert allowed(2, Kept(5 * GB, 4 * GB, 10 * GB)) == Kept(2 * GB, 0, 0)
 
 
-@given(disk=st.floats(0.1, 60), archive=sizes, payloads=sizes, text=sizes)
+def test_what_goes_beyond_the_usual_50_gb_goes_to_whichever_needs_it() -> None:
+    """So an archive of 100 GB needs 130, and votes and text keep their usual room."""
+    assert disk_for(100 * GB) == 130
+    assert allowed(130, Kept(100 * GB, 20 * GB, 10 * GB)) == Kept(100 * GB, 30 * GB, 10 * GB)
+    assert disk_for(5 * GB) == 5
+
+
+@given(disk=st.floats(0.1, 200), archive=sizes, payloads=sizes, text=sizes)
 def test_once_each_store_has_given_way_all_fit(disk: float, archive: int, payloads: int, text: int) -> None:
     used = Kept(archive, payloads, text)
     for _ in range(2):
-        now = allowed(disk, used, MOST)
+        now = allowed(disk, used)
         used = Kept(min(used.archive, now.archive), min(used.payloads, now.payloads), min(used.text, now.text))
     assert used.total <= disk * GB
 

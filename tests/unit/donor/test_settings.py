@@ -42,8 +42,8 @@ def test_what_set_changed_wins_and_survives_a_restart_until_it_is_forgotten(tmp_
 @pytest.mark.parametrize(
     ("key", "text", "words"),
     [
-        ("threads", "many", "threads = 'many': expected is a whole number from 1 to 1024, or off"),
-        ("threads", "0", "threads = '0': expected is a whole number from 1 to 1024, or off"),
+        ("threads", "many", "threads = 'many': expected is a whole number from 1 to 1,024, or off"),
+        ("threads", "0", "threads = '0': expected is a whole number from 1 to 1,024, or off"),
         ("nice", "-5", "nice = '-5': expected is a whole number from 0 to 19, or off"),
         ("device", "cpu", "'device' cannot be changed while the peer runs; these can: threads, nice"),
     ],

@@ -126,7 +126,7 @@ def test_a_sample_that_is_longer_than_the_positions_is_refused() -> None:
         ("llama", {"quantization_config": {"bits": 4}}, "model.config.quantization_config"),
         ("llama", {"label_smoothing": 0.1}, "label_smoothing = 0.1: .*without smoothing"),
         ("llama", {"loss_type": "ForMaskedLM"}, "loss_type = 'ForMaskedLM': the training here has the next-token loss"),
-        ("llama", {"gradient_checkpointing": True}, "--activation-checkpointing"),
+        ("llama", {"gradient_checkpointing": True}, "--set activation_checkpointing=true"),
         ("llama", {"num_labels": 5}, "num_labels = 5: it belongs to a classifier"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "a run trains LlamaForCausalLM"),
         ("mixtral", {"output_router_logits": True}, "output_router_logits = True"),

@@ -22,18 +22,18 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flags_win_over_environment_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("swarmentum.toml").write_text('group_size = 16\nmicro_batch = 3\ndevice = "cpu"\n')
+    Path("swarmentum.toml").write_text('vote_size = 16\nmicro_batch = 3\ndevice = "cpu"\n')
     monkeypatch.setenv("SWARMENTUM_MICRO_BATCH", "4")
     monkeypatch.setenv("SWARMENTUM_DEVICE", "mps")
     settings = load_settings(device="cuda:1", threads=None)
-    assert (settings.group_size, settings.micro_batch, settings.device) == (16, 4, "cuda:1")
+    assert (settings.vote_size, settings.micro_batch, settings.device) == (16, 4, "cuda:1")
 
 
 def test_a_wrong_value_in_the_file_is_named_with_its_line() -> None:
-    Path("swarmentum.toml").write_text('device = "cpu"\ngroup_size = 100\nspeed = 3\n')
+    Path("swarmentum.toml").write_text('device = "cpu"\nvote_size = 1\nspeed = 3\n')
     with pytest.raises(OperatorError) as caught:
         load_settings()
-    assert "swarmentum.toml:2: group_size" in str(caught.value)
+    assert "swarmentum.toml:2: vote_size: expected is a whole number from 2 to 2,048, or off" in str(caught.value)
     assert "swarmentum.toml:3: speed: is not a known setting" in str(caught.value)
 
 

@@ -166,7 +166,7 @@ def test_reachability_names_the_relay_as_a_way_out() -> None:
     relayed = replace(ROUTER, addresses=(f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit/p2p/{PEER}",))
     private = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=False))
     assert private.verdict is Severity.WARNING
-    assert "--relay" in private.todo
+    assert "--set relays=" in private.todo
     assert "public address" in run_lines.reachable(public).text
     assert "through a relay" in run_lines.reachable(relayed).text
     assert run_lines.reachable(at("127.0.0.1", "127.0.0.1")).verdict is Severity.OK
@@ -211,7 +211,7 @@ def test_the_upload_is_held_against_what_the_votes_need() -> None:
     slow = run_lines.upload(replace(FOUND, upload=Upload(20_000, 2.0)))  # votes: 7 kB to four others every two seconds
     assert slow.verdict is Severity.WARNING
     assert slow.text.endswith("the votes need more at the run's pace")
-    assert "--fit-uplink" in slow.todo
+    assert "--set fit_uplink=true" in slow.todo
     assert run_lines.upload(replace(FOUND, upload=Fault("nobody takes any"))).verdict is Severity.UNKNOWN
 
 
@@ -317,7 +317,7 @@ def test_training_text_says_what_is_left_out(tmp_path: Path) -> None:
     [line] = lines.texts(machine_probes.of_person(PeerSettings(data=str(tmp_path))))
     assert line.verdict is Severity.PROBLEM
     assert "left out: 1 not UTF-8" in line.text
-    assert "--allow-left-out" in line.todo
+    assert "--set allow_left_out=true" in line.todo
     [line] = lines.texts(machine_probes.of_person(PeerSettings(data=str(tmp_path), allow_left_out=True)))
     assert line.verdict is Severity.OK
     (tmp_path / "a.txt").unlink()

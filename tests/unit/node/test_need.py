@@ -71,8 +71,8 @@ def test_what_fits_is_said_in_one_line() -> None:
     ("free", "given", "words"),
     [
         (3.9, {}, ["85 M parameters", "need 4.0 GB", "free are 3.9 GB of 24 GB (cuda:0)", "--device"]),
-        (4.5, {}, ["one sample", "need 5.0 GB", "--activation-checkpointing"]),
-        (9, {"chosen": True}, ["--micro-batch 8 does not fit", "need 12 GB", "take --micro-batch 4"]),
+        (4.5, {}, ["one sample", "need 5.0 GB", "--set activation_checkpointing=true"]),
+        (9, {"chosen": True}, ["micro_batch 8 does not fit", "need 12 GB", "take --set micro_batch=4"]),
     ],
 )
 def test_what_does_not_fit_says_need_have_and_what_to_do(free: float, given: dict[str, Any], words: list[str]) -> None:
@@ -84,7 +84,7 @@ def test_what_does_not_fit_says_need_have_and_what_to_do(free: float, given: dic
 
 
 def test_nobody_is_told_to_take_what_is_taken_already() -> None:
-    assert "--activation-checkpointing" not in say(4.5, checkpointing=True)[1]
+    assert "--set activation_checkpointing=true" not in say(4.5, checkpointing=True)[1]
 
 
 def test_disk_and_main_memory() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from node.optim import aggregate, reference
+from node.optim import aggregate
+from tests.unit.optim import reference
 from node.optim.backends.family import spend_ballot
 from node.optim.base import BaseConfig
 from node.optim.votes import groups as votes

@@ -191,7 +191,7 @@ def test_state_of_another_model_is_refused():
     [{"beta": 1.0}, {"weight_decay": -1}, {"clip_norm": 0.0}, {"group_size": 7}, {"weight_decay": float("inf")}],
 )
 def test_settings_out_of_range_are_refused(options):
-    with pytest.raises(ValueError, match="is n"):
+    with pytest.raises(ValueError, match=r"expected is a number|is none of"):
         DeMoConfig(**options)
 
 

@@ -132,7 +132,7 @@ def test_the_optimizer_alone_is_the_papers_method_and_learns() -> None:
         ({"group_size": 16}, "group_size"),
         ({"local": LocalConfig(steps=3)}, "local"),
         ({"values": "8bit", "overlap": True}, "overlap, values"),
-        ({"chunk": 63}, "chunk 63"),
+        ({"chunk": 63}, "chunk = 63: expected is 8, 16, 32, 64 or 128"),
     ],
 )
 def test_the_optimizer_alone_refuses_what_the_paper_has_not(settings: dict[str, Any], says: str) -> None:

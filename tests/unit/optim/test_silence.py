@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from node.optim import aggregate, reference
+from node.optim import aggregate
+from tests.unit.optim import reference
 from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig

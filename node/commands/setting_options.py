@@ -1,0 +1,190 @@
+"""Options of commands, made from the peer's settings: a setting's field says its name, values, default and help, once.
+
+A command names the settings that are options of it; `--set KEY=VALUE` takes every other one. Refuses an option that is a
+setting but no option of the command, with the `--set` that a person can type instead. Reads no file and no environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+
+from node.config import EARLIER, PeerSettings, load_settings, peer_settings
+from protos.errors import OperatorError
+
+FIRST, LIMITS, NETWORK, STORAGE, OUTPUT, MORE = (
+    "What you need first", "Limits", "Network", "Data and results", "Output", "All other settings",
+)  # fmt: skip
+"""Panels of a command's help, in the order in which a newcomer needs them."""
+PANELS: Final[Mapping[str, Sequence[str]]] = {
+    FIRST: ("home", "device", "owner", "yes", "allow_data", "allow_code"),
+    LIMITS: ("hours", "nice", "threads", "upload_mbit", "disk_gb"),
+    NETWORK: ("listen",),
+    STORAGE: ("data",),
+}
+"""The settings that a person types in a first week. All commands share them; the others have `--set`."""
+PANEL_OF: Final = {key: panel for panel, keys in PANELS.items() for key in keys}
+SHORT: Final = {"yes": ("-y",)}
+RENAMED: Final[Mapping[str, str]] = {**EARLIER, "relay": "relays"}
+"""Options of earlier versions whose name is not that of their setting of today."""
+SET: Final = "--set"
+NEAR: Final = 0.6
+SHAPES: Final[Mapping[Any, str]] = {int: "number", float: "number", Path: "path"}
+Settings = Callable[..., PeerSettings]
+"""What a command calls for its settings; flags of its own may be added."""
+
+
+class SettingCommand(TyperCommand):
+    """A command that knows the options of other commands and of earlier versions: they are settings."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """OperatorError for an option that is a setting here."""
+        mine = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for number, word in enumerate(args if SET in mine else ()):
+            if word == "--":
+                break
+            name, has_value, value = word.partition("=")
+            key = _key_of(name)
+            if key is not None and name not in mine:
+                following = args[number + 1] if number + 1 < len(args) else ""
+                raise OperatorError(_instead(name, key, value if has_value else following))
+        return super().parse_args(ctx, args)
+
+
+def with_settings(*keys: str, **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command options for these settings, and `--set`. Its argument `settings` then loads them, when it is called.
+
+    `defaults`: values of this command's own, which count unless an option says otherwise.
+    """
+
+    def made(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command, eval_str=True).parameters
+
+        @functools.wraps(command)
+        def run(**values: Any) -> Any:
+            options = {key: values.pop(key) for key in keys}
+            given = given_settings(options, values.pop("set_") or [])
+            return command(settings=functools.partial(load_settings, **{**defaults, **given}), **values)
+
+        parameters = [it.replace(kind=it.KEYWORD_ONLY) for it in own.values() if it.name != "settings"]
+        parameters += [_parameter(key, option(key, defaults.get(key))) for key in keys]
+        parameters += [_parameter("set_", SET_OPTION)]
+        parameters.sort(key=_place)
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {it.name: it.annotation for it in parameters}
+        return run
+
+    return made
+
+
+def given_settings(options: Mapping[str, Any], pairs: Sequence[str]) -> dict[str, Any]:
+    """The settings of a command line: its options, and each KEY=VALUE of `--set`. OperatorError for a pair that is none."""
+    given = {key: value for key, value in options.items() if value is not None}
+    for pair in pairs:
+        key, has_value, text = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not has_value:
+            raise OperatorError(f"{SET} {pair}: expected KEY=VALUE, for example {SET} micro_batch=4")
+        if key in EARLIER:
+            raise OperatorError(f"{SET} {pair}: {key} is no setting any more; {EARLIER[key]} takes its place")
+        if key not in PeerSettings.model_fields:
+            near = get_close_matches(key, PeerSettings.model_fields, n=3, cutoff=NEAR)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+            raise OperatorError(f"{SET} {pair}: {key!r} is no setting{meant} `swarmentum settings` lists them all")
+        if _is_list(key):
+            given[key] = [*given.get(key, []), *_parts(pair, text)]
+        elif key in given:
+            raise OperatorError(f"{SET} {pair}: {key} is given twice; leave one of the two out")
+        else:
+            given[key] = text.strip()
+    return given
+
+
+def option(key: str, default: Any = None) -> Any:
+    """The option of a setting."""
+    [it] = [it for it in peer_settings() if it.key == key]
+    shown = it.default.strip('"') if default is None else str(default)
+    values = it.allowed.removesuffix(", or off")
+    notes = [] if _is_flag(key) else [*([values] if values else []), *([f"default: {shown}"] if shown else [])]
+    text = _first_sentence(it.text).rstrip(".") + (f" ({'; '.join(notes)})." if notes else ".")
+    names = (f"--{key.replace('_', '-')}", *SHORT.get(key, ()))
+    return typer.Option(*names, help=text, metavar=_shape(key), rich_help_panel=PANEL_OF.get(key))
+
+
+SET_OPTION: Final = typer.Option(
+    SET,
+    metavar="KEY=VALUE",
+    help="Any setting of the peer, for example --set micro_batch=4; repeatable. `swarmentum settings` lists them all; "
+    "swarmentum.toml and SWARMENTUM_<KEY> set them, too.",
+    rich_help_panel=MORE,
+)
+
+
+def _parameter(name: str, option: Any) -> inspect.Parameter:
+    kind: Any = list[str] | None if name == "set_" else bool | None if _is_flag(name) else str | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def _place(parameter: inspect.Parameter) -> int:
+    """Arguments first, then options by their panel."""
+    [info] = get_args(parameter.annotation)[1:] or [None]
+    order = (None, FIRST, LIMITS, NETWORK, STORAGE, OUTPUT, MORE)
+    panel = getattr(info, "rich_help_panel", None)
+    return order.index(panel) if isinstance(info, typer.models.OptionInfo) and panel in order else 0
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.;]) (?=[A-Z`])", text, maxsplit=1)[0]
+
+
+def _shape(key: str) -> str | None:
+    """Of the value, in the help. The value itself is checked with all others, wherever they come from."""
+    kinds = get_args(PeerSettings.model_fields[key].annotation) or (PeerSettings.model_fields[key].annotation,)
+    return None if bool in kinds else next((f"<{name}>" for kind, name in SHAPES.items() if kind in kinds), "<text>")
+
+
+def _is_flag(key: str) -> bool:
+    return PeerSettings.model_fields[key].annotation is bool
+
+
+def _is_list(key: str) -> bool:
+    return get_origin(PeerSettings.model_fields[key].annotation) is list
+
+
+def _parts(pair: str, text: str) -> Iterator[str]:
+    """The values of a list: a JSON list, or values with commas between them."""
+    if not text.lstrip().startswith("["):
+        yield from (part.strip() for part in text.split(",") if part.strip())
+        return
+    try:
+        yield from map(str, json.loads(text))
+    except ValueError as error:
+        raise OperatorError(f"{SET} {pair}: is no list: {error}; put commas between the values") from error
+
+
+def _key_of(word: str) -> str | None:
+    """The setting that an option is, under its name of today or of an earlier version."""
+    if not word.startswith("--"):
+        return None
+    key = word[2:].replace("-", "_")
+    key = RENAMED.get(key, key)
+    return key if key in PeerSettings.model_fields else None
+
+
+def _instead(name: str, key: str, value: str) -> str:
+    """What to type instead of an option that is no option here."""
+    text = "true" if _is_flag(key) or key == "fit_uplink" else value if value and not value.startswith("-") else "VALUE"
+    quoted = f"'{key}={text}'" if re.search(r"[^\w./:*,@-]", text) else f"{key}={text}"
+    return (
+        f"{name} is no option of this command; it is a setting. Type {SET} {quoted} instead, or put {key} into "
+        f"swarmentum.toml or SWARMENTUM_{key.upper()}"
+    )

@@ -1,0 +1,40 @@
+"""The settings of optimizers have one definition, `[optimizer]` of run.toml: defaults, choices and bounds (`protos`).
+
+The optimizers' own configurations take them from here, and say only where they differ. Refuses what run.toml refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from protos.example import allowed
+from protos.optimizer_config import BaseOptimizerConfig, LocalStepsConfig, OptimizerConfig
+
+RUN = OptimizerConfig.model_construct()
+"""The defaults of a file that sets nothing, before a method or a recipe adds its own."""
+BASE = BaseOptimizerConfig.model_construct()
+LOCAL = LocalStepsConfig.model_construct()
+
+
+def check(config: object, section: BaseModel, but: Collection[str] = ()) -> None:
+    """Raises `ValueError` for a value that run.toml would refuse, of a setting that `config` and the section have. None is no
+    value; the keys of `but` mean something else in this configuration."""
+    for key, field in type(section).model_fields.items():
+        value = getattr(config, key, None)
+        if key in but or not isinstance(value, int | float | str):
+            continue
+        try:
+            _rule(type(section), key).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"{key} = {value!r}: expected is {allowed(field)}") from error
+
+
+@cache
+def _rule(section: type[BaseModel], key: str) -> TypeAdapter[Any]:
+    field = section.model_fields[key]
+    kind: Any = Annotated[field.annotation, *field.metadata, key]
+    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False, strict=True))

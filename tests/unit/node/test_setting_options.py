@@ -1,0 +1,161 @@
+"""Options of commands are the peer's settings: `--set`, options of earlier versions, and settings of earlier files."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+from click import unstyle
+from typer.testing import CliRunner
+
+from node.__main__ import app
+from node.commands.setting_options import PANEL_OF, given_settings
+from node.config import EARLIER, PeerSettings, load_settings, peer_settings
+from node.donor.owner_settings import KEYS
+from protos.errors import OperatorError
+
+PEER_PAGE = Path(__file__).parents[3] / "docs" / "peer.md"
+JOIN_OPTIONS_MAX = 20
+SETTINGS_MAX = 47
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert isinstance(done.exception, OperatorError), done.output
+    return str(done.exception)
+
+
+def test_a_newcomer_sees_few_options_in_panels_and_every_other_setting_has_set() -> None:
+    text = unstyle(CliRunner().invoke(app, ["join", "--help"]).output)
+    assert len(re.findall(r"^│ --", text, flags=re.MULTILINE)) <= JOIN_OPTIONS_MAX
+    assert text.index("What you need first") < text.index("Limits") < text.index("All other settings")
+    assert PANEL_OF.keys() <= PeerSettings.model_fields.keys()
+    assert len(PeerSettings.model_fields) <= SETTINGS_MAX, "a new setting takes the place of another"
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (["--relay-mbit", "20"], "Type --set relay_mbit=20 instead"),
+        (["--relay-mbit=20"], "Type --set relay_mbit=20 instead"),
+        (["--archive", "--json"], "Type --set archive=true instead"),
+        (["--relay", "/ip4/203.0.113.5/tcp/4001"], "Type --set relays=/ip4/203.0.113.5/tcp/4001 instead"),
+        (["--group-size", "16"], "Type --set vote_size=16 instead"),
+        (["--fit-uplink"], "Type --set fit_uplink=true instead"),
+        (["--metrics-listen"], "Type --set metrics_listen=VALUE instead"),
+    ],
+)
+def test_an_option_of_an_earlier_version_names_what_to_type(words: list[str], typed: str) -> None:
+    """All of them by one mechanism: what is typed works."""
+    for command in ("join", "anchor", "doctor", "relay"):
+        said = refusal(command, *words)
+        assert f"{words[0].partition('=')[0]} is no option of this command" in said
+        assert typed in said
+    pair = typed.split()[2]
+    if "VALUE" not in pair:
+        given_settings({}, [pair])
+
+
+def test_an_option_that_never_was_is_still_named() -> None:
+    done = CliRunner().invoke(app, ["join", "--treads", "2"])
+    assert done.exit_code == 2
+    assert "--treads" in unstyle(done.output)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (["thraeds=2"], "--set thraeds=2: 'thraeds' is no setting; did you mean threads"),
+        (["threads"], "--set threads: expected KEY=VALUE"),
+        (["nice=3", "nice=4"], "--set nice=4: nice is given twice"),
+        (["group_size=16"], "group_size is no setting any more; vote_size takes its place"),
+        (["relays=[1"], "--set relays=[1: is no list"),
+    ],
+)
+def test_a_wrong_pair_is_named(pairs: list[str], words: str) -> None:
+    with pytest.raises(OperatorError) as caught:
+        given_settings({}, pairs)
+    assert words in str(caught.value)
+
+
+def test_a_wrong_value_is_named_with_the_values_that_are_allowed() -> None:
+    with pytest.raises(OperatorError) as caught:
+        load_settings(**given_settings({"nice": "40"}, ["precision=fp8", "only_on_mains=perhaps", "fit_uplink=11"]))
+    for line in (
+        "nice: expected is a whole number from 0 to 19, or off (given: '40')",
+        'precision: expected is "auto", "bf16" or "fp32" (given: \'fp8\')',
+        "only_on_mains: expected is true or false (given: 'perhaps')",
+        "fit_uplink: expected is true, or a part above 0, up to 10, or off (given: '11')",
+    ):
+        assert line in str(caught.value)
+
+
+def test_values_of_a_command_line_are_those_of_a_file() -> None:
+    """Every kind of value: numbers, truth, text with an equals sign, lists, and no value."""
+    pairs = ["micro-batch=4", "trace=true", "data=a=b", "relays=", "announce=/ip4/203.0.113.5/tcp/1,/dns4/x.org/tcp/2"]
+    made = load_settings(**given_settings({"threads": "2"}, [*pairs, "fit_uplink=true", "metrics_listen=off"]))
+    assert (made.micro_batch, made.trace, made.data, made.relays, made.threads) == (4, True, "a=b", [], 2)
+    assert made.announce == ["/ip4/203.0.113.5/tcp/1", "/dns4/x.org/tcp/2"]
+    assert (made.fit_uplink, made.metrics_listen) == (0.25, None)
+
+
+def test_settings_of_earlier_files_count_as_those_of_today(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("swarmentum.toml").write_text(
+        "group_size = 16\nrelay_for_others = false\nfit_uplink = true\nuplink_budget = 0.5\narchive_gb = 100\n"
+    )
+    made = load_settings()
+    assert (made.vote_size, made.relay_mbit, made.fit_uplink, made.disk_gb) == (16, 0, 0.5, 130)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == (
+        "swarmentum.toml: group_size is no setting any more, and counts as vote_size = 16: write that instead"
+    )
+    assert len(said) == 4
+    monkeypatch.setenv("SWARMENTUM_GROUP_SIZE", "64")
+    monkeypatch.setenv("SWARMENTUM_PAYLOADS_GB", "5")
+    assert (load_settings().vote_size, load_settings().disk_gb) == (64, 35), "the environment wins over the file"
+    monkeypatch.setenv("SWARMENTUM_VOTE_SIZE", "8")
+    assert load_settings().vote_size == 8
+    assert load_settings(top_k=4).vote_size == 4, "a program's own"
+    Path("swarmentum.toml").write_text("archive_gb = 'much'\n")
+    with pytest.raises(OperatorError, match="set disk_gb for the three together"):
+        load_settings()
+    assert not EARLIER.keys() & PeerSettings.model_fields.keys()
+    assert set(EARLIER.values()) <= PeerSettings.model_fields.keys()
+
+
+def test_the_file_that_settings_prints_can_be_used() -> None:
+    printed = CliRunner().invoke(app, ["settings"]).output
+    keys = {f"# {it.key} = {it.default}" for it in peer_settings() if it.default}
+    used = "\n".join(line.removeprefix("# ") if line in keys else line for line in printed.splitlines())
+    consents = ("allow_code", "allow_data", "yes")
+    values = {key: value for key, value in tomllib.loads(used).items() if key not in consents}
+    assert len(values) > 20
+    assert load_settings(**values) == load_settings()
+    assert f"{len(PeerSettings.model_fields)}" == str(len(re.findall(r"^# \w+ = ", printed, flags=re.MULTILINE)))
+
+
+def test_the_table_of_the_page_is_that_of_the_settings() -> None:
+    """docs/peer.md: the settings that change while a peer runs, as the code has them."""
+    rows = [f"| `{it.key}` | {it.allowed} | {it.text.replace('|', '/')} |" for it in peer_settings() if it.key in KEYS]
+    table = "\n".join(["| setting | values | what it does |", "|---|---|---|", *rows])
+    assert table in PEER_PAGE.read_text(), f"put this into docs/peer.md:\n{table}"
+
+
+def test_every_command_with_settings_takes_set() -> None:
+    group = typer.main.get_command(app)
+    found = {
+        name
+        for name, command in group.commands.items()  # type: ignore[attr-defined]
+        if any("--set" in parameter.opts for parameter in command.params)
+    }
+    assert found == {"join", "anchor", "export", "doctor", "relay"}
