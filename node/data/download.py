@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import httpx
+import httpx2
 
 from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
 from node.data.shard_cache import PART, matches
@@ -72,7 +72,7 @@ class Mirrors:
             url = self._url(MANIFEST)
             try:
                 data = b"".join(self._stream(url, 0, MANIFEST_BYTES_MAX))
-            except (httpx.HTTPError, OSError) as error:
+            except (httpx2.HTTPError, OSError) as error:
                 why = f"{url}: {_words(error)}"
                 self._at += 1
                 time.sleep(WAIT_SECONDS_MIN if attempt + 1 < MANIFEST_TRIES * len(self.urls) else 0)
@@ -103,7 +103,7 @@ class Mirrors:
                     return True
                 part.unlink(missing_ok=True)
                 why = "its bytes are not those that the manifest names"
-            except (httpx.HTTPError, OSError, DataError, NetworkError) as error:
+            except (httpx2.HTTPError, OSError, DataError, NetworkError) as error:
                 why = _words(error)
             self._at += 1
             wait = waits.next()
@@ -139,7 +139,7 @@ class Mirrors:
         headers = {"Range": f"bytes={start}-"} if start else {}
         with self._client() as client, client.stream("GET", url, headers=headers) as answer:
             answer.raise_for_status()
-            skipped = start if answer.status_code != httpx.codes.PARTIAL_CONTENT else 0  # a server may know no ranges
+            skipped = start if answer.status_code != httpx2.codes.PARTIAL_CONTENT else 0  # a server may know no ranges
             for block in _not_too_slow(answer.iter_raw(), url):  # raw: nothing unpacks what a stranger packed
                 kept = block[skipped:]
                 skipped -= len(block) - len(kept)
@@ -149,16 +149,16 @@ class Mirrors:
                 yield kept
 
     @contextmanager
-    def _client(self) -> Iterator[httpx.Client]:
+    def _client(self) -> Iterator[httpx2.Client]:
         agent = {"User-Agent": f"swarmentum/{software_version()}", "Accept-Encoding": "identity"}
-        limits = httpx.Timeout(SILENCE_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
+        limits = httpx2.Timeout(SILENCE_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
         hooks = {"request": [self._check]}
-        with httpx.Client(
+        with httpx2.Client(
             headers=agent, timeout=limits, follow_redirects=True, max_redirects=REDIRECTS_MAX, event_hooks=hooks
         ) as client:
             yield client
 
-    def _check(self, request: httpx.Request) -> None:
+    def _check(self, request: httpx2.Request) -> None:
         """Before each request, also one that a server sends this peer to."""
         host, port = request.url.host, request.url.port or {"https": 443}.get(request.url.scheme, 80)
         if request.url.scheme not in SCHEMES:
@@ -219,6 +219,6 @@ def _slept(seconds: float, part: Path, told: Callable[[int], bool]) -> bool:
 
 def _words(error: Exception) -> str:
     """One line."""
-    if isinstance(error, httpx.HTTPStatusError):
+    if isinstance(error, httpx2.HTTPStatusError):
         return f"the server answers {error.response.status_code} {error.response.reason_phrase}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

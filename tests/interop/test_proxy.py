@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
@@ -142,11 +142,11 @@ def proxy(swarm: Behind) -> Iterator[tuple[int, Path]]:
 
 
 @contextmanager
-def ask(proxy: tuple[int, Path], path: str) -> Iterator[httpx.Response]:
+def ask(proxy: tuple[int, Path], path: str) -> Iterator[httpx2.Response]:
     port, certificate = proxy
     context = ssl.create_default_context(cafile=str(certificate))
     with (
-        httpx.Client(verify=context, timeout=20) as client,
+        httpx2.Client(verify=context, timeout=20) as client,
         client.stream(
             "GET", f"https://127.0.0.1:{port}{path}", headers={"Host": NAME}, extensions={"sni_hostname": NAME}
         ) as answer,
@@ -214,16 +214,16 @@ def test_an_operator_logs_in_behind_tls_from_an_own_address_alone(swarm: Behind)
 
 
 @contextmanager
-def operators(port: int, certificate: Path) -> Iterator[httpx.Client]:
+def operators(port: int, certificate: Path) -> Iterator[httpx2.Client]:
     """A browser that knows the operator's page by its name."""
     headers = {"Host": OPERATORS_NAME, "Origin": f"https://{OPERATORS_NAME}", "Sec-Fetch-Site": "same-origin"}
     context = ssl.create_default_context(cafile=str(certificate))
     named = {"sni_hostname": OPERATORS_NAME}
 
-    def about(request: httpx.Request) -> None:
+    def about(request: httpx2.Request) -> None:
         request.extensions = {**request.extensions, **named}
 
     hooks = {"request": [about]}
     at = f"https://127.0.0.1:{port}"
-    with httpx.Client(verify=context, timeout=20, base_url=at, headers=headers, event_hooks=hooks) as client:
+    with httpx2.Client(verify=context, timeout=20, base_url=at, headers=headers, event_hooks=hooks) as client:
         yield client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,12 +26,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def run(command: list[str], folder: Path, site: Path | None = None) -> str:
+def run(command: list[str], folder: Path, site: Path | None = None, seconds_max: float = SECONDS_MAX) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if site is not None:
         environment["PYTHONPATH"] = str(site)
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds_max, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
@@ -95,8 +96,36 @@ def test_a_program_sees_its_types(bare: Path, tmp_path: Path) -> None:
 def test_a_short_demo_runs_from_it(installed: Path, tmp_path: Path) -> None:
     where = run([sys.executable, "-c", "import node, coordinator, protos; print(node.__file__)"], tmp_path, installed)
     assert Path(where.strip()).is_relative_to(installed), "the checkout was imported instead"
-    demo = ["demo", "--json", "--steps", "5", "--peers", "2", "--output", str(tmp_path / "out")]
-    printed = run([sys.executable, str(installed / "bin" / "swarmentum"), *demo], tmp_path, installed)
-    values = json.loads(printed.splitlines()[-1])
+    short_demo([sys.executable, str(installed / "bin" / "swarmentum")], tmp_path, installed)
+
+
+def short_demo(swarmentum: list[str], folder: Path, site: Path | None = None) -> None:
+    demo = ["demo", "--json", "--steps", "5", "--peers", "2", "--output", str(folder / "out")]
+    values = json.loads(run([*swarmentum, *demo], folder, site).splitlines()[-1])
     assert values["steps"] == 5
     assert values["digests_equal_at_every_step"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_other_pythons_install_the_newest_libraries_and_run_a_short_demo(
+    installed: Path, tmp_path: Path, version: str
+) -> None:
+    """Without the set that was tested together: protobuf 7 and grpcio's newest, as whoever runs `pip install` gets them."""
+    asked = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
+    pyenv = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python{version}"))
+    others = [it for it in (shutil.which(f"python{version}"), *map(str, pyenv)) if it]
+    found = [
+        it
+        for it in others
+        if subprocess.run([it, "-c", asked], capture_output=True, text=True, check=False).stdout.strip() == version
+    ]
+    if not found:
+        pytest.skip(f"this machine has no Python {version}")
+    run([found[0], "-m", "venv", str(tmp_path / "venv")], tmp_path)
+    [wheel] = installed.parent.glob("swarmentum-*.whl")
+    torch = run([sys.executable, "-c", "import torch; print(torch.__version__.partition('+')[0])"], tmp_path).strip()
+    pip = [str(tmp_path / "venv" / "bin" / "pip"), "install", "--quiet", f"{wheel}[node]", f"torch=={torch}"]
+    run(pip, tmp_path, seconds_max=1200)
+    short_demo([str(tmp_path / "venv" / "bin" / "swarmentum")], tmp_path)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from node.optim import aggregate
-from tests.unit.optim import reference
 from node.optim.backends.family import spend_ballot
 from node.optim.base import BaseConfig
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
 from node.optim.votes.values import EIGHT_BIT, GRIDS, SIGN, TWO_BIT, quantise
+from tests.unit.optim import reference
 
 CPU = torch.device("cpu")
 CHUNKS = 3

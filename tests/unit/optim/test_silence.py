@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from node.optim import aggregate
-from tests.unit.optim import reference
 from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
@@ -22,6 +21,7 @@ from node.optim.votes import silence, topk, values
 from node.optim.votes.groups import VotesError
 from node.optim.votes.payload import PLAIN, Format
 from node.optim.votes.values import EIGHT_BIT, GRIDS, SIGN, TWO_BIT
+from tests.unit.optim import reference
 
 CPU = torch.device("cpu")
 LR = float(np.float32(0.01))
