@@ -1,14 +1,17 @@
 """A program that trains with a model class and a loop of its own: `python -m tests.system.own_loop_peer LINK HOME HOW`.
 
 Names and shapes are those of tests/system/tiny.py, and the code is not: the model takes the tokens in another way, and the loop
-has its own loss. HOW: `on` goes on for ever; `leaves` takes three rounds and leaves; `ends` has
+has its own loss. HOW: `on` goes on for ever; `optimizer` does, behind a torch optimizer; `leaves`
+takes three rounds and leaves; `ends` has
 data of its own, so it allows none of the run's, and ends the program after three rounds without a word.
 """
 
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -27,15 +30,20 @@ class Own(nn.Module):
         logits = self.head(torch.tanh(self.hidden(torch.cat((now, before), dim=-1))))
         return nn.functional.nll_loss(torch.log_softmax(logits.flatten(0, 1), -1), rows[:, 2:].flatten())
 
+    def forward(self, rows: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=self.nats(rows))
+
 
 def main(link: str, home: str, how: str) -> None:
     torch.manual_seed(999)  # no state of the run
     torch.set_num_threads(1)
     model = Own()
-    own_data = how == "ends"
+    own_data = how in {"ends", "optimizer"}
     peer = swarmentum.join(
         link, model, home=home, own_data=own_data, allow_data=not own_data, listen="127.0.0.1:0", threads=1
     )
+    if how == "optimizer":
+        behind_optimizer(peer, model)
     for rounds, share in enumerate(peer, 1):
         loss = 0.0
         batches = [torch.randint(0, 256, (share.samples, 33))] if own_data else share.batches(4)
@@ -50,6 +58,23 @@ def main(link: str, home: str, how: str) -> None:
     if how == "leaves":
         peer.close()
         print(peer.summary.votes_accepted, flush=True)
+
+
+def behind_optimizer(peer: swarmentum.Joined, model: Own) -> None:
+    """A loop that knows nothing of shares, as a trainer has it; two micro-batches a step."""
+    optimizer = peer.optimizer()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    with pytest.raises(swarmentum.OperatorError, match="call optimizer"):
+        optimizer.step()
+    while not optimizer.finished:
+        assert optimizer.share is not None
+        step = optimizer.share.number
+        for _ in range(2):
+            (model(torch.randint(0, 256, (4, 33))).loss / 2).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        print(step, flush=True)
 
 
 if __name__ == "__main__":

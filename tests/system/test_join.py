@@ -15,10 +15,13 @@ import pytest
 from torch import nn
 
 import swarmentum
+from protos.identity import Identity
+from tests.system import trainer_peer
 from tests.system.local_swarm import SURROUNDINGS, digests_by_step, processes_with, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
+TRAINERS = os.environ.get("SWARMENTUM_TEST_TRAINERS", "")
 EXAMPLE = ROOT / "docs" / "examples" / "own_loop.py"
 RUN: dict[str, Any] = {
     "name": "own",
@@ -106,6 +109,38 @@ def test_both_hold_one_state_and_a_killed_program_comes_back_where_it_was(swarm:
     run = swarmentum.read_run(swarm.link)
     assert len(run.peers) == 2, "the same home is the same identity"
     assert swarm.verify().ok
+
+
+def test_a_loop_that_only_calls_step_votes_like_any_other(swarm: swarmentum.Local) -> None:
+    program = Program(swarm, "eve", "optimizer")
+    program.rounds(12)
+    swarm.wait(int(program.lines[-1]), timeout=60)
+    program.end(signal.SIGINT)
+    mine, theirs = steps_of(swarm, "eve"), swarm.steps("peer-0")
+    assert {len(them) for them in digests_by_step(mine, theirs).values()} == {1}
+    assert sum(line["accepted"] for line in mine) >= 8
+    eve = Identity.load_or_create(swarm.folder / "eve" / "identity.key").peer_id
+    losses = [vote.loss for step in swarmentum.read_run(swarm.link).steps for vote in step.votes if vote.peer == eve]
+    assert losses
+    assert all(4 < loss < 8 for loss in losses), (
+        "random bytes cost some 5.5 nats: the loss is that of the model's output"
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not TRAINERS, reason="SWARMENTUM_TEST_TRAINERS names no Python with accelerate (make nightly does)")
+def test_a_trainer_of_hugging_face_is_a_peer(tmp_path: Path) -> None:
+    config = {"model_type": "llama", **trainer_peer.SMALL}
+    run = {**RUN, "model": {"config": config}, "clock": {**RUN["clock"], "steps": 20, "min_peers": 2}}
+    with swarmentum.local(peers=1, run=run, folder=tmp_path / "swarm") as made:
+        command = [TRAINERS, "-m", "tests.system.trainer_peer", made.link, str(tmp_path / "trainer")]
+        surroundings = {**os.environ, **SURROUNDINGS, "PYTHONPATH": f"{ROOT}:{ROOT / 'node' / 'front'}"}
+        done = subprocess.run(
+            command, cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert int(done.stdout.splitlines()[-1]) >= 15
+        assert made.verify().ok
 
 
 @pytest.mark.nightly

@@ -133,6 +133,10 @@ def test_nothing_outlives_its_program(end: str) -> None:
         ({"run": {"optimizer": {"clip_norm": None}}}, "optimizer.clip_norm"),
         ({"run": "no-such-run.toml"}, "no-such-run.toml"),
         ({"folder": ROOT}, "is not empty"),
+        (
+            {"run": {"model": {"config": {"model_type": "llama", "bos_token_id": None}}}},
+            "run has model.config.bos_token_id = None",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(

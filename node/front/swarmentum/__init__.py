@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from swarmentum._join import Joined, join
     from swarmentum._local import Local, local
+    from swarmentum._optimizer import SwarmOptimizer
     from swarmentum._reading import Peer, Run, Step, Vote, read_run, verify
 
     __version__: str
@@ -54,6 +55,7 @@ _HOME = {
     "Share": "node.training.handover",
     "Step": "swarmentum._reading",
     "StoppedError": "protos.errors",
+    "SwarmOptimizer": "swarmentum._optimizer",
     "SwarmentumError": "protos.errors",
     "Verification": "node.archive.verify",
     "Vote": "swarmentum._reading",
@@ -79,6 +81,7 @@ __all__ = [
     "Share",
     "Step",
     "StoppedError",
+    "SwarmOptimizer",
     "SwarmentumError",
     "Verification",
     "Vote",

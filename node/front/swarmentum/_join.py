@@ -32,6 +32,7 @@ from node.training.maker import NoVotes
 from protos.console import configure_logging
 from protos.errors import OperatorError
 from protos.invite import Invite
+from swarmentum._optimizer import SwarmOptimizer
 
 if TYPE_CHECKING:
     from node.training.telemetry import Summary
@@ -110,6 +111,13 @@ class Joined:
         """
         self._raise()
         self._handover.contribute(loss, samples, tokens)
+
+    def optimizer(self) -> SwarmOptimizer:
+        """This peer as a torch optimizer, for a loop that cannot be turned: iterate no more, and call its `step`.
+
+        Returns when a step of the run wants a gradient. Raises the error that ends the peer.
+        """
+        return SwarmOptimizer(self)
 
     @property
     def finished(self) -> bool:

@@ -249,9 +249,12 @@ def _config(run: Mapping[str, Any] | str | os.PathLike[str] | None, peers: int) 
     if not isinstance(run, Mapping):
         return toml_file.load(Path(run), RunConfig)
     try:
-        return RunConfig.model_validate(run)
+        config = RunConfig.model_validate(run)
     except ValidationError as error:
         raise OperatorError(f"run has wrong settings:\n{toml_file.describe(error)}") from error
+    if name := _untold(config.model_dump(mode="json", exclude_unset=True, exclude_none=True), ""):
+        raise OperatorError(f"run has {name} = None, which a run file cannot say: leave the key out")
+    return config
 
 
 def _toml(config: RunConfig, relay: str) -> str:
@@ -260,6 +263,14 @@ def _toml(config: RunConfig, relay: str) -> str:
     overlay = values.setdefault("overlay", {})
     overlay["bootstrap"] = [*overlay.get("bootstrap", []), relay]
     return tomli_w.dumps(values)
+
+
+def _untold(value: Any, name: str) -> str:
+    """The name of the first None in a tree; empty if there is none."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return next((found for key, it in items if (found := _untold(it, f"{name}.{key}".lstrip(".")))), "")
+    return name if value is None else ""
 
 
 def _folder(folder: Path | None) -> Path:

@@ -32,6 +32,7 @@ SURFACE = {
     "Share": "(number, learning_rate, indices, _samples, _micro_batch, _device, _decided)",
     "Step": "(step, entry_hash, learning_rate, loss, samples, tokens, payload_bytes, votes, state_digest_before)",
     "StoppedError": None,
+    "SwarmOptimizer": "(peer)",
     "SwarmentumError": None,
     "Verification": None,
     "Vote": "(peer, payload_sha256, payload_bytes, samples, tokens, loss)",
