@@ -26,6 +26,7 @@ from node.commands.options import (
     Verbose,
     need_node_extra,
 )
+from node.commands.public_runs_view import runs
 from node.commands.setting_options import SettingCommand, Settings, with_settings
 from node.imports import many_imports
 from protos.about import add_about
@@ -53,6 +54,7 @@ for command in (me, pause, resume, finish, leave):
     _command(RUN_A_PEER)(command)
 _command(RUN_A_PEER, "set")(set_)
 app.add_typer(service.app, name="service", rich_help_panel=RUN_A_PEER)
+_command(READ_A_RUN)(runs)
 _command(READ_A_RUN)(export)
 _command(READ_A_RUN)(evaluate)
 _command(OPERATE)(anchor)

@@ -149,6 +149,7 @@ RUN_BY = {
     r"swarmentum-coordinator (backup|restore)": "tests/unit/coordinator/test_backup.py",
     r"swarmentum-coordinator web login": "tests/system/test_operator_web.py",
     r"swarmentum-coordinator health": "tests/unit/coordinator/test_checking.py",
+    r"swarmentum runs|swarmentum-coordinator run list --public|jq ": "tests/unit/coordinator/test_public_runs.py",
     r"swarmentum-coordinator peer": "tests/unit/coordinator/test_peers.py",
     r"swarmentum join": "tests/system/test_life.py",
     r"swarmentum (me|pause|resume|set|finish|leave)\b": "tests/system/test_owner.py",
