@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from node.commands import dataset, service
+from node.commands.audit_folder import audit_folder
 from node.commands.control import finish, leave, me, pause, resume, set_
 from node.commands.copies import export
 from node.commands.evaluate import evaluate
@@ -56,6 +57,7 @@ _command(RUN_A_PEER, "set")(set_)
 app.add_typer(service.app, name="service", rich_help_panel=RUN_A_PEER)
 _command(READ_A_RUN)(runs)
 _command(READ_A_RUN)(export)
+_command(READ_A_RUN, "audit-folder")(audit_folder)
 _command(READ_A_RUN)(evaluate)
 _command(OPERATE)(anchor)
 app.add_typer(dataset.app, name="data", rich_help_panel=OPERATE)

@@ -157,6 +157,7 @@ RUN_BY = {
     r"swarmentum export swarmentum://\S+ (--push-to-hub|\./models --every)": "tests/system/test_export_series.py",
     r"swarmentum evaluate": "tests/system/test_evaluate.py",
     r"hf upload": "tests/system/test_hub.py",
+    r"swarmentum audit-folder": "tests/system/test_audit_folder.py",
     r"swarmentum export": "tests/system/test_export.py",
     r"swarmentum data build": "tests/unit/data/test_build.py",
     r"swarmentum service": "tests/unit/node/test_service.py",
