@@ -168,6 +168,7 @@ RUN_BY = {
     r"python -m tests\.bench": "tests/bench/test_convergence.py",
     r"python -m tests\.(sim|attack)": ".ci/run",
     r"prometheus --config.file": "tests/interop/test_prometheus.py",
+    r"printf .*docker run": "tests/interop/test_deployment.py",
     r"pip install": "tests/system/test_wheel.py",
 }
 """Commands of `console` blocks, and the test that runs them."""
