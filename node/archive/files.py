@@ -21,11 +21,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 import zstandard
 
-from node.optim.layout import Layout
 from protos.end import End, open_end
 from protos.envelope import parse
 from protos.errors import OperatorError, Reason, Refusal
@@ -35,6 +34,9 @@ from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_of
 from protos.v1 import archive_pb2, log_pb2
 from protos.version import own_misfit
+
+if TYPE_CHECKING:
+    from node.optim.layout import Layout
 
 GENESIS: Final = "genesis"
 END: Final = "end"
@@ -197,6 +199,8 @@ class Genesis:
 
         Raises Refusal for files that hold no genesis, OperatorError for a run of a format that this program does not speak.
         """
+        from node.optim.layout import Layout  # with torch, as above
+
         genesis = parse(log_pb2.Genesis, (folder / GENESIS).read_bytes())
         layout = Layout.of_shapes(*layout_shapes((folder / LAYOUT).read_text()))
         if why := own_misfit(genesis):

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from node.commands.options import Json, need_node_extra
-from node.commands.setting_options import Settings, with_settings
+from node.commands.setting_options import option
 from node.imports import many_imports
 from protos.console import configure_logging
 from protos.disk import write_bytes, writing
@@ -29,13 +29,12 @@ from protos.web_address import is_web
 
 
 @leaving_at_once()  # what is written so far is no folder yet
-@with_settings("allow_data")
 def audit_folder(
-    settings: Settings,
     run: Annotated[
         str, typer.Argument(metavar="INVITE|FILE", help="An invite link, a file of export-log, or - (a link on stdin).")
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
+    allow_data: Annotated[bool, option("allow_data")] = False,
     as_json: Json = False,
 ) -> None:
     """Write one folder that accounts for a run: log, peers, exclusions with evidence, settings, texts, and how to verify it."""
@@ -44,6 +43,7 @@ def audit_folder(
     with many_imports(said=not as_json):
         from node.archive import audit
     from node.commands.person import link_from
+    from node.config import load_settings
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OperatorError(f"{folder} is not empty: give a new or an empty folder, or move what is there away")
@@ -52,7 +52,7 @@ def audit_folder(
     try:
         with writing(folder):
             fresh.mkdir(parents=True)
-            facts, sources = _fill(fresh, link_from(run), settings().allow_data)
+            facts, sources = _fill(fresh, link_from(run), load_settings(allow_data=allow_data or None).allow_data)
             write_bytes(fresh / audit.README, audit.readme(facts, sources).encode())
             write_bytes(fresh / audit.SUMS, audit.sums(fresh).encode())
             fresh.rename(whole)
