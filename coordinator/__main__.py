@@ -231,13 +231,21 @@ def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
 @runs.command("list", epilog=EXIT_CODES)
 def list_runs(
     every: Annotated[bool, typer.Option("--all", help="Archived runs, too.")] = False,
+    public: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN", help="Print a public list with this run, for `swarmentum runs`; repeatable."),
+    ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs with their step, loss and peers."""
+    """List the runs with their step, loss and peers; or print a signed list of some of them, for any host of files."""
     from coordinator.commands.operator import Operator
 
-    rows = [showing.line_of(run) for run in Operator(settings(home=home).home).list_runs(archived=every)]
+    operator = Operator(settings(home=home).home)
+    if public:
+        print(operator.public_list(public), end="")
+        return
+    rows = [showing.line_of(run) for run in operator.list_runs(archived=every)]
     if as_json:
         for row in rows:
             print_json(row)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from node.commands import dataset, service
+from node.commands.audit_folder import audit_folder
 from node.commands.control import finish, leave, me, pause, resume, set_
 from node.commands.copies import export
 from node.commands.evaluate import evaluate
@@ -26,6 +27,7 @@ from node.commands.options import (
     Verbose,
     need_node_extra,
 )
+from node.commands.public_runs_view import runs
 from node.commands.setting_options import SettingCommand, Settings, with_settings
 from node.imports import many_imports
 from protos.about import add_about
@@ -53,7 +55,9 @@ for command in (me, pause, resume, finish, leave):
     _command(RUN_A_PEER)(command)
 _command(RUN_A_PEER, "set")(set_)
 app.add_typer(service.app, name="service", rich_help_panel=RUN_A_PEER)
+_command(READ_A_RUN)(runs)
 _command(READ_A_RUN)(export)
+_command(READ_A_RUN, "audit-folder")(audit_folder)
 _command(READ_A_RUN)(evaluate)
 _command(OPERATE)(anchor)
 app.add_typer(dataset.app, name="data", rich_help_panel=OPERATE)

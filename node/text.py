@@ -27,6 +27,7 @@ from node.donor.disk_shares import Kept, allowed
 from protos.assignment import Range
 from protos.disk import write_bytes, writing
 from protos.errors import DataError
+from protos.mistakes import OWN_TEXT
 from protos.mixture import phases
 from protos.run_config import RunConfig
 from protos.web_address import is_web
@@ -118,6 +119,8 @@ def _one(
     named: Named, config: RunConfig, settings: PeerSettings, log: Any, paced: Callable[[int], None], step: int | None
 ) -> Text:
     data, source = config.data, named.source
+    if source == OWN_TEXT:  # `request` asks for --data before; a folder of this name is not meant
+        raise DataError("data: each peer of this run brings its own text: join with --data PATH")
     if is_web(source) or (Path(source) / MANIFEST).is_file():
         return _shards(named, config, settings, log, paced, step)
     if named.sha256 is not None:

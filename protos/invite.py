@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal
@@ -67,6 +67,10 @@ class Invite:
                 "`swarmentum anchor`"
             )
         return self
+
+    def without_ticket(self) -> Invite:
+        """This invite for everybody's eyes: it shows the run, and admits nobody where a ticket is needed."""
+        return replace(self, ticket=b"")
 
     @staticmethod
     def parse(link: str) -> Invite:

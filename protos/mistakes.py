@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from protos.web_address import is_web, web_problem
@@ -23,6 +23,8 @@ LISTEN: Final = r"^(\[[0-9a-fA-F:]+\]|[^\s:\[\]]+):\d{1,5}$"
 LISTEN_OR_NONE: Final = LISTEN + "|^none$"
 ADVERTISED: Final = rf"{LISTEN[:-1]}(,{LISTEN[1:-1]}){{0,3}}$"
 LICENCE: Final = r"^[a-z0-9][a-z0-9.-]{0,63}$"
+OWN_TEXT: Final = "own"
+"""A `data.source` that is no place: each peer brings text, with --data, and it stays on that machine."""
 NO_LICENCE: Final = "unknown"
 """As the Hugging Face hub spells it."""
 PROXY_HOST: Final = r"^[A-Za-z0-9.-]{1,253}(:\d{1,5})?$"
@@ -84,3 +86,23 @@ def check_web(source: str, sha256: str | None, mirrors: tuple[str, ...]) -> None
         raise Mistake(
             "`mirrors` are other addresses of a `source` on the web, and this `source` is none", "mirrors", "source"
         )
+
+
+_NOT_WITH_OWN_TEXT: Final = {
+    "data.mix": "nobody knows the sources of a peer's text; give it alone",
+    "data.sha256": "peers' texts have no common hash",
+    "trust.enabled": "a check computes with the checked peer's samples, which no other peer has",
+    "evaluation.every": "each peer would hold out samples of another text, and their losses cannot be compared",
+}
+
+
+def has_own_text(sources: Iterable[tuple[str, object, object]]) -> bool:
+    """Whether each peer brings its own text, which stays with it. `sources`: of the run, the name first."""
+    return any(source == OWN_TEXT for source, _, _ in sources)
+
+
+def own_text_misfits(sources: Iterable[tuple[str, object, object]], *given: object) -> Iterator[Mistake]:
+    """What a run of own text cannot have. `given`: its mixture, hash, checks and evaluation, each false if it has none."""
+    for (key, why), has in zip(_NOT_WITH_OWN_TEXT.items(), given, strict=True):
+        if has and has_own_text(sources):
+            yield Mistake(f'`{key}` does not work with `source = "{OWN_TEXT}"`: {why}', key, "data.source")

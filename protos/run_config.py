@@ -20,7 +20,7 @@ from protos.limits import (
     CONFIG_JSON_BYTES_MAX,
     ENTRY_CONTRIBUTIONS_MAX,
 )
-from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web
+from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web, own_text_misfits
 from protos.mixture import phases
 from protos.model_config import ModelConfig
 from protos.optimizer_config import OptimizerConfig, Section
@@ -85,7 +85,8 @@ class DataConfig(Section):
 
     source: str = Field(default="stdlib", max_length=SOURCE_CHARACTERS_MAX)
     """`stdlib` (the Python standard library's own sources), a text file, a folder, a .npy or .bin token file, or the http(s)
-    address of token shards that `swarmentum data build` made. A peer points to its own copy with `swarmentum join --data`."""
+    address of token shards that `swarmentum data build` made. A peer points to its own copy with `swarmentum join --data`.
+    `own`: each peer brings other text, which stays with it, and nobody can check the votes."""
 
     sha256: str | None = Field(default=None, pattern=SHA256)
     """The hash of the shards' manifest.json, which `swarmentum data build` prints. All peers then train on the same tokens."""
@@ -356,6 +357,9 @@ class RunConfig(Section):
                 "trust.enabled",
                 "clock.min_peers",
             )
+
+        data = self.data
+        yield from own_text_misfits(data.sources(), data.mix, data.sha256, self.trust.enabled, self.evaluation.every)
 
     def check_new(self) -> None:
         """Raises `Refusal` for the first of the `misfits`."""

@@ -40,7 +40,7 @@ from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
 from protos.json_line import print_json
-from protos.mistakes import Mistake
+from protos.mistakes import OWN_TEXT, Mistake, has_own_text
 from protos.model_config import ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
 
@@ -281,11 +281,17 @@ def notes_of(findings: Findings) -> list[str]:
 def texts_of(config: RunConfig) -> list[TextFacts]:
     """The texts that the run names and that this machine has."""
     named = [source for source, _, _ in config.data.sources()]
-    return [text_of(source) for source in named if source != "stdlib" and Path(source).exists()]
+    return [text_of(source) for source in named if source not in ("stdlib", OWN_TEXT) and Path(source).exists()]
 
 
 def _own_text(config: RunConfig) -> str:
     """A note about data that peers do not have by themselves."""
+    if has_own_text(config.data.sources()):
+        whom = "" if config.admission.mode != "open" else " Choose who may join: admission.mode invite or allow_list."
+        return (
+            "Each peer brings its own text with --data, and it stays there. Nobody can check a peer's votes, its samples or "
+            f"its loss, and votes can leak samples.{whom}"
+        )
     own = [source for source, _, sha256 in config.data.sources() if source != "stdlib" and sha256 is None]
     if not own:
         return ""

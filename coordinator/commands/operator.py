@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from protos.invite import Invite
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
 from protos.pinned import pinned_channel
+from protos.public_runs import list_text, sealed_run
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body
 from protos.ticket import seal_ticket, ticket_from_body
@@ -171,6 +173,12 @@ class Operator:
             known = ", ".join(run_id_of(r.genesis).hex()[:16] for r in runs) or "none"
             raise OperatorError(f"{len(found)} runs are called {run!r}; this coordinator has: {known}")
         return found[0]
+
+    def public_list(self, runs: list[str]) -> str:
+        """The file that `swarmentum runs` reads, with these runs, each signed with the coordinator's key."""
+        found = [self.find(run) for run in runs]
+        now_ms = int(time.time() * 1000)
+        return list_text(sealed_run(self._identity, self.invite(run.genesis), run, now_ms) for run in found)
 
     def _call(self, name: str, request: Any) -> Any:
         """Ask this home's coordinator; if it stands by, the others that share its database, with the same keys."""

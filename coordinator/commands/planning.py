@@ -17,6 +17,7 @@ from typing import Any
 
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB, SNAPSHOTS_GB
+from protos.mistakes import has_own_text
 from protos.optimizer_defaults import RECIPES
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 from protos.safe_path import python_command
@@ -225,6 +226,8 @@ _NO_ANCHOR = (
 
 
 def _why_no_checks(config: RunConfig, votes: int | None) -> str:
+    if has_own_text(config.data.sources()):
+        return "they compute with the checked peer's samples, and each peer's own text stays with it (data.source own)"
     if config.clock.min_peers < TRUSTED_PEERS_MIN:
         return f"they need clock.min_peers of at least {TRUSTED_PEERS_MIN}, and it is {config.clock.min_peers}"
     if config.optimizer.method == "paper":

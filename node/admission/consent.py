@@ -14,6 +14,7 @@ from enum import Enum
 from node.config import PeerSettings
 from node.donor.disk_shares import BYTES_A_GB, Kept, allowed
 from protos.errors import OperatorError
+from protos.mistakes import OWN_TEXT
 from protos.model_config import ModelConfig
 from protos.run_config import RunConfig
 from protos.web_address import is_web
@@ -104,6 +105,11 @@ def _data_wants(config: RunConfig, settings: PeerSettings) -> list[str]:
             addresses = ", ".join(_shown(address) for address in (source, *mirrors))
             room = allowed(settings.disk_gb, Kept()).text / BYTES_A_GB
             wants.append(f"download training text from {addresses}, and keep up to {room:g} GB of it")
+        elif source == OWN_TEXT:
+            raise OperatorError(
+                'the run has no text (data.source = "own"): each peer brings its own, which stays on its machine. Join with '
+                "--data PATH. Votes can leak samples of it (docs/security.md)"
+            )
         elif source != STANDARD_LIBRARY:
             _check_data(source, settings)
             wants.append(f"train on {_shown(source)} of this machine")

@@ -199,8 +199,9 @@ class Genesis:
 
         Raises Refusal for files that hold no genesis, OperatorError for a run of a format that this program does not speak.
         """
+        from node.optim.layout import Layout  # with torch, as above
+
         genesis = parse(log_pb2.Genesis, (folder / GENESIS).read_bytes())
-        from node.optim.layout import Layout  # loads torch, which a reader of the log does not need
 
         layout = Layout.of_shapes(*layout_shapes((folder / LAYOUT).read_text()))
         if why := own_misfit(genesis):

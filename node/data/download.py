@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -73,7 +72,7 @@ class Mirrors:
             try:
                 data = b"".join(self._stream(url, 0, MANIFEST_BYTES_MAX))
             except (httpx2.HTTPError, OSError) as error:
-                why = f"{url}: {_words(error)}"
+                why = f"{url}: {words_of(error)}"
                 self._at += 1
                 time.sleep(WAIT_SECONDS_MIN if attempt + 1 < MANIFEST_TRIES * len(self.urls) else 0)
                 continue
@@ -104,7 +103,7 @@ class Mirrors:
                 part.unlink(missing_ok=True)
                 why = "its bytes are not those that the manifest names"
             except (httpx2.HTTPError, OSError, DataError, NetworkError) as error:
-                why = _words(error)
+                why = words_of(error)
             self._at += 1
             wait = waits.next()
             self._log("training text: the download is tried again", url=url, why=why, seconds=round(wait, 1))
@@ -135,28 +134,7 @@ class Mirrors:
                     return
 
     def _stream(self, url: str, start: int, most: int) -> Iterator[bytes]:
-        """At most `most` bytes of a file from byte `start` on."""
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        with self._client() as client, client.stream("GET", url, headers=headers) as answer:
-            answer.raise_for_status()
-            skipped = start if answer.status_code != httpx2.codes.PARTIAL_CONTENT else 0  # a server may know no ranges
-            for block in _not_too_slow(answer.iter_raw(), url):  # raw: nothing unpacks what a stranger packed
-                kept = block[skipped:]
-                skipped -= len(block) - len(kept)
-                most -= len(kept)
-                if most < 0:
-                    raise OSError(f"{url} is larger than was promised")
-                yield kept
-
-    @contextmanager
-    def _client(self) -> Iterator[httpx2.Client]:
-        agent = {"User-Agent": f"swarmentum/{software_version()}", "Accept-Encoding": "identity"}
-        limits = httpx2.Timeout(SILENCE_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
-        hooks = {"request": [self._check]}
-        with httpx2.Client(
-            headers=agent, timeout=limits, follow_redirects=True, max_redirects=REDIRECTS_MAX, event_hooks=hooks
-        ) as client:
-            yield client
+        return streamed(url, start, most, self._check)
 
     def _check(self, request: httpx2.Request) -> None:
         """Before each request, also one that a server sends this peer to."""
@@ -171,6 +149,34 @@ class Mirrors:
                     f"data: {host} is {place[0]}, an address of this machine or of a private network; if you trust the run's "
                     "operator, join with --allow-data"
                 )
+
+
+def streamed(url: str, start: int, most: int, check: Callable[[httpx2.Request], None]) -> Iterator[bytes]:
+    """At most `most` bytes of a file from byte `start` on. `check` sees each request, also one that a server sends us to.
+
+    Raises httpx2.HTTPError or OSError.
+    """
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    with _client(check) as client, client.stream("GET", url, headers=headers) as answer:
+        answer.raise_for_status()
+        skipped = start if answer.status_code != httpx2.codes.PARTIAL_CONTENT else 0  # a server may know no ranges
+        for block in _not_too_slow(answer.iter_raw(), url):  # raw: nothing unpacks what a stranger packed
+            kept = block[skipped:]
+            skipped -= len(block) - len(kept)
+            most -= len(kept)
+            if most < 0:
+                raise OSError(f"{url} is larger than was promised")
+            yield kept
+
+
+def _client(check: Callable[[httpx2.Request], None]) -> httpx2.Client:
+    return httpx2.Client(
+        headers={"User-Agent": f"swarmentum/{software_version()}", "Accept-Encoding": "identity"},
+        timeout=httpx2.Timeout(SILENCE_SECONDS_MAX, connect=CONNECT_SECONDS_MAX),
+        follow_redirects=True,
+        max_redirects=REDIRECTS_MAX,
+        event_hooks={"request": [check]},
+    )
 
 
 def is_public(place: str) -> bool:
@@ -217,8 +223,8 @@ def _slept(seconds: float, part: Path, told: Callable[[int], bool]) -> bool:
     return True
 
 
-def _words(error: Exception) -> str:
-    """One line."""
+def words_of(error: Exception) -> str:
+    """What went wrong, on one line."""
     if isinstance(error, httpx2.HTTPStatusError):
         return f"the server answers {error.response.status_code} {error.response.reason_phrase}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

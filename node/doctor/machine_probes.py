@@ -26,6 +26,7 @@ from protos import wall_clock
 from protos.about import versions
 from protos.cores import usable_cores
 from protos.errors import OperatorError
+from protos.mistakes import OWN_TEXT
 from protos.run_config import RunConfig
 from protos.web_address import is_web
 
@@ -143,7 +144,9 @@ def of_run(config: RunConfig, settings: PeerSettings) -> tuple[OwnText, ...]:
     if settings.data is not None or not settings.allow_data:
         return ()
     named = [source for source, _, _ in config.data.sources()]
-    return tuple(_look(source, settings) for source in named if source != STANDARD_LIBRARY and not is_web(source))
+    return tuple(
+        _look(source, settings) for source in named if source not in (STANDARD_LIBRARY, OWN_TEXT) and not is_web(source)
+    )
 
 
 def _look(place: str, settings: PeerSettings) -> OwnText:

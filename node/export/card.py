@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protos.disk import write_bytes
-from protos.mistakes import NO_LICENCE
+from protos.mistakes import NO_LICENCE, OWN_TEXT
 from protos.run_config import RunConfig
 from protos.text import printable
 from protos.web_address import is_web
@@ -39,6 +39,8 @@ def _data(source: str) -> str:
     """A source without the folders of the machine that it was on."""
     if source == "stdlib":
         return "the Python standard library"
+    if source == OWN_TEXT:
+        return "each peer's own text"
     return source if is_web(source) else f"{Path(source).name} (each peer had a copy)"
 
 

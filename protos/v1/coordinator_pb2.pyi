@@ -153,6 +153,16 @@ class GetRunResponse(_message.Message):
     unix_ms: int
     def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ..., failures: _Optional[_Iterable[_Union[JoinFailures, _Mapping]]] = ..., unconfirmed_steps: _Optional[int] = ..., unix_ms: _Optional[int] = ...) -> None: ...
 
+class ListedRun(_message.Message):
+    __slots__ = ("invite", "facts", "peers")
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    invite: str
+    facts: GetRunResponse
+    peers: int
+    def __init__(self, invite: _Optional[str] = ..., facts: _Optional[_Union[GetRunResponse, _Mapping]] = ..., peers: _Optional[int] = ...) -> None: ...
+
 class ChangedSetting(_message.Message):
     __slots__ = ("setting", "from_step")
     SETTING_FIELD_NUMBER: _ClassVar[int]

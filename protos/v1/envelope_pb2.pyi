@@ -19,6 +19,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_TICKET: _ClassVar[Kind]
     KIND_RUN_END: _ClassVar[Kind]
     KIND_EVALUATION: _ClassVar[Kind]
+    KIND_LISTED_RUN: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 KIND_ANNOUNCEMENT: Kind
 KIND_LOG_ENTRY: Kind
@@ -31,6 +32,7 @@ KIND_ADMIN: Kind
 KIND_TICKET: Kind
 KIND_RUN_END: Kind
 KIND_EVALUATION: Kind
+KIND_LISTED_RUN: Kind
 
 class SignedEnvelope(_message.Message):
     __slots__ = ("kind", "run_id", "public_key", "body", "signature")

@@ -21,7 +21,7 @@ NAMES = (  # here too, so that nothing heavy is imported before the fuzzer instr
     "payload-random", "sum-of-votes", "sum-request", "manifest", "shards", "snapshot", "config", "invite", "ticket",
     "peer-record", "dht-record", "address",
     "foreign-text", "requests", "blob-stream", "archive", "packed", "starting-state", "end", "evaluation", "settings",
-    "pushed-votes", "control", "operator-page", "reach",
+    "pushed-votes", "control", "operator-page", "reach", "public-runs",
 )  # fmt: skip
 
 

@@ -70,9 +70,11 @@ from protos.log import (
     lr_to_bits,
     open_contributions,
     open_entry,
+    run_id_of,
     summed_entry,
 )
 from protos.pasted import SCHEME
+from protos.public_runs import list_text, open_runs, sealed_run
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
@@ -473,6 +475,21 @@ def settings(data: bytes) -> None:
     assert config_.model_dump_json()
 
 
+def public_runs(data: bytes) -> None:
+    """A list from a web server: as it comes, as an entry, and as the body of an entry that the run's own coordinator signed."""
+    with suppress(Refusal):
+        open_runs(data)
+    with suppress(Refusal):
+        body = parse(coordinator_pb2.ListedRun, data)
+        run_id = run_id_of(body.facts.genesis)
+        body.invite = Invite(run_id, ("host:1",), STRANGER.public_key, HASH, (), "run").link()
+        signed = seal_bytes(STRANGER, Kind.KIND_LISTED_RUN, run_id, body.SerializeToString())
+        runs, left_out = open_runs(list_text([signed.SerializeToString(), data]).encode())
+        assert left_out, "bytes without a signature got through"
+        for run in runs:
+            json.dumps(run.values(), allow_nan=False)
+
+
 DOORS: dict[str, Door] = {
     "envelope": envelope,
     "announcement": announcement,
@@ -503,6 +520,7 @@ DOORS: dict[str, Door] = {
     "control": control,
     "operator-page": operator_page,
     "reach": reach_stream,
+    "public-runs": public_runs,
 }
 """By name. Each may raise `Refusal`."""
 
@@ -534,6 +552,12 @@ def seeds() -> dict[str, list[bytes]]:
         step=1, parent_hash=RUN, payload_sha256=hashlib.sha256(b"votes").digest(), payload_bytes=5
     ).SerializeToString()
     archived = files.payload_record(b"votes" * 9, HASH, b"")
+    genesis = log_pb2.Genesis(
+        config_json=RunConfig().canonical_json(), coordinator_public_key=STRANGER.public_key, nonce=b"n" * 16
+    )
+    public = coordinator_pb2.ListedRun(facts=coordinator_pb2.GetRunResponse(genesis=genesis, head_step=3), peers=2)
+    link = Invite(run_id_of(genesis), ("h:1",), STRANGER.public_key, HASH, (), "run")
+    listed_run = sealed_run(STRANGER, link, public.facts, 1_800_000_000_000)
     return {
         "envelope": [sealed(Kind.KIND_REPORT, b"body")],
         "announcement": [said.SerializeToString(), sealed(Kind.KIND_ANNOUNCEMENT, said.SerializeToString())],
@@ -599,6 +623,7 @@ def seeds() -> dict[str, list[bytes]]:
                 settings=settings_body(settings_of({"clock.steps": 9, "optimizer.lr": 0.5, "admission.mode": "invite"}))
             ).SerializeToString()
         ],
+        "public-runs": [list_text([listed_run]).encode(), public.SerializeToString()],
         "starting-state": [start_body(StartingState(RUN, HASH, STEP, HASH, HASH, 64, HASH, 9)).SerializeToString()],
     }
 

@@ -149,6 +149,7 @@ RUN_BY = {
     r"swarmentum-coordinator (backup|restore)": "tests/unit/coordinator/test_backup.py",
     r"swarmentum-coordinator web login": "tests/system/test_operator_web.py",
     r"swarmentum-coordinator health": "tests/unit/coordinator/test_checking.py",
+    r"swarmentum runs|swarmentum-coordinator run list --public|jq ": "tests/unit/coordinator/test_public_runs.py",
     r"swarmentum-coordinator peer": "tests/unit/coordinator/test_peers.py",
     r"swarmentum join": "tests/system/test_life.py",
     r"swarmentum (me|pause|resume|set|finish|leave)\b": "tests/system/test_owner.py",
@@ -156,6 +157,7 @@ RUN_BY = {
     r"swarmentum export swarmentum://\S+ (--push-to-hub|\./models --every)": "tests/system/test_export_series.py",
     r"swarmentum evaluate": "tests/system/test_evaluate.py",
     r"hf upload": "tests/system/test_hub.py",
+    r"swarmentum audit-folder": "tests/system/test_audit_folder.py",
     r"swarmentum export": "tests/system/test_export.py",
     r"swarmentum data build": "tests/unit/data/test_build.py",
     r"swarmentum service": "tests/unit/node/test_service.py",
@@ -166,6 +168,7 @@ RUN_BY = {
     r"python -m tests\.bench": "tests/bench/test_convergence.py",
     r"python -m tests\.(sim|attack)": ".ci/run",
     r"prometheus --config.file": "tests/interop/test_prometheus.py",
+    r"printf .*docker run": "tests/interop/test_deployment.py",
     r"pip install": "tests/system/test_wheel.py",
 }
 """Commands of `console` blocks, and the test that runs them."""

@@ -22,6 +22,8 @@ import yaml
 
 from coordinator import __main__ as coordinator
 from node import __main__ as node
+from protos.errors import DivergedError, OperatorError, RefusedError
+from protos.signals import EXIT_INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -184,6 +186,81 @@ def test_manifests_fit_together() -> None:
     for probe in ("startupProbe", "livenessProbe"):
         words = container[probe]["exec"]["command"]
         assert read_by(words[0], words[1:])["live"] is True
+
+
+PEER_FILES = DEPLOY / "peers"
+TASK = {"name", "workdir", "envs", "secrets", "resources", "file_mounts", "setup", "run"}
+RESOURCES = {"accelerators", "use_spot", "disk_size"}
+"""Keys of a SkyPilot task that the file uses; the schemas of SkyPilot 0.14.1 took it."""
+
+
+def joins(words: list[str]) -> dict[str, Any]:
+    """The settings of a peer's command line, which has to agree to downloads itself and to name its home."""
+    found = read_by(words[0], words[1:])
+    assert found["yes"] is True
+    assert found["home"] is not None
+    return found
+
+
+def test_the_job_of_peers_is_one_that_kubernetes_takes_and_a_preempted_peer_starts_again() -> None:
+    volume, job = documents(PEER_FILES / "kubernetes-job.yaml")
+    for document in (volume, job):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    pod = job["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    found = joins(["swarmentum", *container["args"]])
+    mounts = {it["name"]: it for it in container["volumeMounts"]}
+    assert mounts["homes"]["subPathExpr"] == f"peer-$({container['env'][0]['name']})", (
+        "each peer has a folder of its own"
+    )
+    assert Path(found["home"]).is_relative_to(mounts["homes"]["mountPath"])
+    assert Path(found["invite_file"]).is_relative_to(mounts["link"]["mountPath"])
+    assert {it["name"] for it in pod["volumes"]} == mounts.keys()
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
+    rules = {code: rule["action"] for rule in job["spec"]["podFailurePolicy"]["rules"] for code in
+             rule.get("onExitCodes", {"values": ["disruption"]})["values"]}  # fmt: skip
+    errors = (OperatorError, RefusedError, DivergedError)
+    ends = {error.exit_code: "FailIndex" for error in errors}
+    assert rules == {"disruption": "Ignore", EXIT_INTERRUPTED: "Ignore", **ends}
+    assert pod["restartPolicy"] == "Never", "podFailurePolicy needs it"
+
+
+def test_the_slurm_script() -> None:
+    file = PEER_FILES / "slurm.sh"
+    tool = Path(sys.executable).with_name("shellcheck")
+    checks = [["bash", "-n"], *([[str(tool)]] if tool.exists() else [])]
+    for words in checks:
+        done = subprocess.run([*words, file], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+    text = file.read_text()
+    [line] = re.findall(r"^exec srun (.*)$", text, flags=re.M)
+    assert joins(shlex.split(line.replace("${SLURM_CPUS_PER_TASK:-4}", "4")))["threads"] == "4"
+    before, _, after = text.partition("\nset -euo pipefail\n")
+    assert "#SBATCH" in before
+    assert "#SBATCH" not in after, "Slurm reads none after the first command"
+
+
+def test_the_task_for_skypilot() -> None:
+    [task] = documents(PEER_FILES / "skypilot.yaml")
+    assert task.keys() <= TASK
+    assert task["resources"].keys() <= RESOURCES
+    assert task["secrets"] == {"LINK": None}, "without a value SkyPilot asks for --secret LINK"
+    for part in ("setup", "run"):
+        subprocess.run(["bash", "-n", "-c", task[part]], check=True, timeout=20)
+    [line] = re.findall(r"^exec \.venv/bin/(.*)$", task["run"], flags=re.M)
+    joins(shlex.split(line))
+    assert all(f'"{mount}/' in task["run"] for mount in task["file_mounts"])
+
+
+def test_the_line_for_a_rented_card() -> None:
+    [line] = re.findall(r"^printf .*\| docker run (.*)$", (ROOT / "docs" / "operating.md").read_text(), flags=re.M)
+    words = shlex.split(line)
+    options, command = words[: words.index("swarmentum-node")], words[words.index("swarmentum-node") + 1 :]
+    found = joins(["swarmentum", *command])
+    volume = options[options.index("--volume") + 1].partition(":")[2]
+    assert Path(found["home"]).is_relative_to(volume)
+    assert f"VOLUME {volume}" in (DEPLOY / "docker" / "node.Dockerfile").read_text()
+    assert {"--interactive", "--gpus"} <= set(options), "the link comes from stdin"
 
 
 @pytest.mark.parametrize("file", UNITS, ids=lambda file: file.stem)

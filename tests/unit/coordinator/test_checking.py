@@ -16,9 +16,9 @@ from coordinator.commands.checking import checked, cost_of, curve, findings_of, 
 from coordinator.commands.planning import NOT_INSTALLED, PrintedLayout, text_of
 from node.model.dry_run import dry_run
 from node.model.spec import ModelSpec
-from protos.errors import NetworkError, OperatorError
+from protos.errors import NetworkError, OperatorError, Refusal
 from protos.optimizer_config import OptimizerConfig
-from protos.run_config import ClockConfig, RunConfig
+from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.serving import operated, served
 from tests.unit.coordinator.test_service import WAITS
 
@@ -51,6 +51,43 @@ def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
     assert "raise it to 128" in lines[1]
     assert "not shorter than the run of 5" in lines[2]
     assert "nobody can join" in lines[3]
+
+
+OWN = """[data]
+source = "own"
+sha256 = "HASH"
+[trust]
+enabled = true
+[clock]
+min_peers = 3
+[evaluation]
+every = 25
+"""
+
+
+def test_what_a_run_of_own_text_cannot_have_is_said_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(OWN.replace("HASH", "0" * 64))
+    with pytest.raises(OperatorError) as told:
+        checked(file)
+    lines = str(told.value).splitlines()
+    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["3", "5", "9"]
+    assert all('does not work with `source = "own"`' in line for line in lines)
+    clock, trust = ClockConfig(min_peers=3), TrustConfig(enabled=True)
+    with pytest.raises(Refusal, match="which no other peer has"):  # also past the command, at the coordinator's door
+        RunConfig(data=DataConfig(source="own"), clock=clock, trust=trust).check_new()
+    file.write_text('[[data.mix]]\nname = "a"\nsource = "own"\nweight = 1\n')
+    with pytest.raises(OperatorError, match=r"data\.mix.* give it alone"):
+        checked(file)
+
+
+def test_the_check_of_a_run_of_own_text_says_that_nobody_can_check_votes(tmp_path: Path) -> None:
+    for mode, said in (("open", True), ("invite", False)):
+        config = RunConfig.model_validate({"data": {"source": "own"}, "admission": {"mode": mode}})
+        note = checking._own_text(config)
+        assert "Nobody can check a peer's votes" in note
+        assert ("admission.mode invite" in note) is said
+        assert checking.texts_of(config) == []
 
 
 LAYERS = """[model.config]

@@ -19,7 +19,7 @@ from node.training.replica import Replica
 from protos.address import block_of
 from protos.identity import peer_id
 from protos.optimizer_config import OptimizerConfig
-from protos.run_config import AdmissionConfig, ClockConfig, RunConfig, TrustConfig
+from protos.run_config import AdmissionConfig, ClockConfig, DataConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.driver import key
 from tests.unit.coordinator.serving import operated, served
 from tests.unit.coordinator.test_service import WAITS
@@ -36,6 +36,7 @@ NAMED = TrustConfig(anchors=[peer_id(key(7))])
     (RunConfig(), 7000, True, False, "min_peers of at least 3, and it is 1"),
     (RunConfig(clock=THREE), 20, True, False, "a payload has 20 votes, and they need 288"),
     (RunConfig(clock=THREE, optimizer=OptimizerConfig(overlap=True)), 7000, True, False, "overlap"),
+    (RunConfig(clock=THREE, data=DataConfig(source="own")), 7000, True, False, "each peer's own text stays with it"),
     (RunConfig(clock=THREE, trust=TrustConfig(enabled=False)), 7000, True, False, ""),
     (RunConfig(clock=THREE, admission=AdmissionConfig(mode="invite")), 7000, True, False, ""),
 ])  # fmt: skip

@@ -32,6 +32,16 @@ def test_a_run_that_asks_for_nothing_asks_nobody() -> None:
     assert asked.lines()[0] == "Run:       swarm, 1000 steps"
 
 
+@pytest.mark.parametrize("allow_data", [False, True])
+def test_a_run_of_own_text_takes_no_text_but_the_persons(allow_data: bool) -> None:
+    own = run(data={"source": "own"})
+    with pytest.raises(OperatorError, match=r'data.source = "own".* Join with --data PATH'):
+        request(own, settings(allow_data=allow_data), nothing)
+    asked = request(own, settings(data="mine.txt", allow_data=allow_data), nothing)
+    assert (asked.wants, asked.data) == ((), "'mine.txt' (--data)")
+    assert request(own, settings(), nothing, trains=False).wants == (), "an anchor needs no text"
+
+
 @pytest.mark.parametrize("source", [".", ".ssh", "/etc/passwd", "tokens.bin"])
 def test_a_path_of_the_run_is_no_path_of_the_joiner(source: str) -> None:
     with pytest.raises(OperatorError, match=r"--data PATH .* --allow-data") as caught:

@@ -31,7 +31,9 @@ from node.doctor.run_lines import Prediction
 from node.service.manager import Installed
 from node.training.telemetry import Summary
 from protos.about import versions
+from protos.invite import Invite
 from protos.json_line import as_line
+from protos.public_runs import PublicRun
 from protos.run_config import RunConfig
 from protos.start import StartingState
 from protos.v1 import coordinator_pb2 as pb
@@ -65,6 +67,7 @@ def commands(command: Any, *path: str) -> Iterator[str]:
         yield " ".join(path)
 
 
+PUBLIC = PublicRun(Invite(bytes(32), ("h:1",), bytes(32), bytes(32), (), "tiny"), CONFIG, FACTS, 1).values()
 STATUS = status_values(FACTS, CONFIG, bytes(32))
 
 
@@ -77,8 +80,9 @@ STATUS = status_values(FACTS, CONFIG, bytes(32))
         ("## `swarmentum doctor`", doctor_values([], None)),
         ("## `swarmentum version`", versions()),
         ("One object a run", line_of(FACTS)),
+        ("## `swarmentum runs`", PUBLIC),
     ],
-    ids=["status", "peers", "join", "doctor", "version", "run list"],
+    ids=["status", "peers", "join", "doctor", "version", "run list", "runs"],
 )
 def test_the_page_names_the_keys(begin: str, keys: Iterable[str]) -> None:
     assert named(begin) == set(keys)

@@ -1,0 +1,115 @@
+"""`swarmentum audit-folder`: all that a group has to show of a run, in one folder that says how to verify it.
+
+The folder is there whole or not at all. Refuses a folder that is not empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from node.commands.options import Json, need_node_extra
+from node.commands.setting_options import option
+from node.imports import many_imports
+from protos.console import configure_logging
+from protos.disk import write_bytes, writing
+from protos.errors import DataError, NetworkError, OperatorError
+from protos.invite import Invite
+from protos.json_line import as_line, print_json
+from protos.pasted import is_link
+from protos.run_config import RunConfig
+from protos.signals import leaving_at_once
+from protos.web_address import is_web
+
+
+@leaving_at_once()  # what is written so far is no folder yet
+def audit_folder(
+    run: Annotated[
+        str, typer.Argument(metavar="INVITE|FILE", help="An invite link, a file of export-log, or - (a link on stdin).")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
+    allow_data: Annotated[bool, option("allow_data")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write one folder that accounts for a run: log, peers, exclusions with evidence, settings, texts, and how to verify it."""
+    need_node_extra()
+    configure_logging(as_json=as_json)
+    with many_imports(said=not as_json):
+        from node.archive import audit
+    from node.commands.person import link_from
+    from node.config import load_settings
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OperatorError(f"{folder} is not empty: give a new or an empty folder, or move what is there away")
+    whole = folder.absolute()
+    fresh = whole.with_name(f".{whole.name}.new-{os.getpid()}")
+    try:
+        with writing(folder):
+            fresh.mkdir(parents=True)
+            facts, sources = _fill(fresh, link_from(run), load_settings(allow_data=allow_data or None).allow_data)
+            write_bytes(fresh / audit.README, audit.readme(facts, sources).encode())
+            write_bytes(fresh / audit.SUMS, audit.sums(fresh).encode())
+            fresh.rename(whole)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    missing = [source["source"] for source in sources if source["why_not"]]
+    if as_json:
+        print_json({"folder": str(folder), "run": facts["run"], "steps": facts["last_step"], "not_had": missing})
+        return
+    print(
+        f"Run {facts['run'][:16]}, steps 1 to {facts['last_step']}, is in {folder}; {audit.README} there says how to verify it."
+    )
+    for source in sources:
+        if source["why_not"]:
+            print(f"Without the manifest of {source['source']}: {source['why_not']}")
+
+
+def _fill(fresh: Path, run: str, private: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Write everything but README and sums. Without a link: what follows from the log file. `private`: see `Mirrors`."""
+    from node.archive import audit
+    from node.archive.log_file import export_log
+    from node.commands.status import as_values, fetch
+
+    log = fresh / audit.LOG
+    if not is_link(run):
+        try:
+            shutil.copyfile(run, log)
+        except OSError as error:
+            raise OperatorError(f"{run} is no invite link, and no file that can be read: {error.strerror}") from error
+        return audit.write_from_log(log, fresh / audit.FROM_LOG), []
+    invite = Invite.parse(run)
+    export_log(invite, log)
+    facts = audit.write_from_log(log, fresh / audit.FROM_LOG)
+    found, config = asyncio.run(fetch(invite))
+    told = fresh / audit.FROM_COORDINATOR
+    told.mkdir()
+    write_bytes(told / "status.json", (as_line(as_values(found, config, invite.run_id)) + "\n").encode())
+    if found.HasField("end"):
+        write_bytes(told / "end", found.end.SerializeToString(deterministic=True))
+    (fresh / audit.DATA).mkdir()
+    sources = [_source(config, number, fresh / audit.DATA, private) for number in range(len(config.data.sources()))]
+    write_bytes(fresh / audit.DATA / "sources.json", (json.dumps(sources, indent=1) + "\n").encode())
+    return facts, sources
+
+
+def _source(config: RunConfig, number: int, folder: Path, private: bool) -> dict[str, Any]:
+    """One text of the run, and its manifest's file, if the web has it."""
+    from node.data.download import Mirrors
+
+    source, mirrors, sha256 = config.data.sources()[number]
+    made: dict[str, Any] = {"source": source, "mirrors": mirrors, "sha256": sha256, "manifest": None, "why_not": ""}
+    if not is_web(source) or sha256 is None:
+        return made
+    try:
+        data = Mirrors([source, *mirrors], private=private).manifest(sha256)
+    except (DataError, NetworkError) as error:  # a text that is gone is a finding, and no reason to keep nothing
+        return made | {"why_not": str(error)}
+    name = f"manifest-{number + 1}.json"
+    write_bytes(folder / name, data)
+    return made | {"manifest": name}

@@ -1,0 +1,47 @@
+"""A run whose text stays with each peer: peers with other texts train one model, and a peer without text does not join."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step
+
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(240)]
+STEPS = 12
+RUN = f"""
+name = "own text"
+{PLAIN_MODEL}
+[data]
+source = "own"
+context = 32
+[clock]
+steps = {STEPS}
+batch_samples = 8
+min_peers = 2
+snapshot_every = 6
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+def test_peers_with_other_texts_train_one_model(tmp_path: Path) -> None:
+    texts = {"ada": Path(json.__file__).read_text(), "ben": "a page of a diary\n" * 500}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    swarm = LocalSwarm(tmp_path, RUN)
+    try:
+        code, _ = swarm.join("cid").finish(60)  # also with allow_data, which these tests set
+        assert code == 2
+        assert "each peer brings its own" in swarm.processes["cid"].log.read_text()
+        for name in texts:
+            swarm.join(name, "--data", str(tmp_path / f"{name}.txt"))
+        for name in texts:
+            code, summary = swarm.processes[name].finish(120)
+            assert (code, summary["step"]) == (0, STEPS)
+        assert all(len(found) == 1 for found in digests_by_step(swarm.steps("ada"), swarm.steps("ben")).values())
+        assert all(sum(line["accepted"] for line in swarm.steps(name)) > STEPS // 2 for name in texts)
+    finally:
+        swarm.close()
