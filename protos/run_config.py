@@ -24,6 +24,7 @@ from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mi
 from protos.mixture import phases
 from protos.model_config import ModelConfig
 from protos.optimizer_config import OptimizerConfig, Section
+from protos.snapshots_config import SnapshotsConfig
 from protos.toml_file import wrongs
 
 BASE_STEPS_MAX = 2**24 - 1
@@ -293,6 +294,7 @@ class RunConfig(Section):
     admission: AdmissionConfig = AdmissionConfig()
     trust: TrustConfig = TrustConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    snapshots: SnapshotsConfig = SnapshotsConfig()
     overlay: OverlayConfig = OverlayConfig()
 
     @model_validator(mode="after")

@@ -62,7 +62,7 @@ class Mirrors:
     def __init__(
         self, urls: list[str], *, private: bool, log: Log = _silent, paced: Callable[[int], None] = _at_once
     ) -> None:
-        self.urls, self._private, self._log = [base_of(url) for url in urls], private, log
+        self.urls, self._web, self._log = [base_of(url) for url in urls], WebReader(private=private), log
         self._at, self._paced = 0, paced
 
     def manifest(self, sha256: str | None) -> bytes:
@@ -71,9 +71,9 @@ class Mirrors:
         for attempt in range(MANIFEST_TRIES * len(self.urls)):
             url = self._url(MANIFEST)
             try:
-                data = b"".join(self._stream(url, 0, MANIFEST_BYTES_MAX))
+                data = b"".join(self._web.blocks(url, 0, MANIFEST_BYTES_MAX))
             except (httpx.HTTPError, OSError) as error:
-                why = f"{url}: {_words(error)}"
+                why = f"{url}: {one_line(error)}"
                 self._at += 1
                 time.sleep(WAIT_SECONDS_MIN if attempt + 1 < MANIFEST_TRIES * len(self.urls) else 0)
                 continue
@@ -104,7 +104,7 @@ class Mirrors:
                 part.unlink(missing_ok=True)
                 why = "its bytes are not those that the manifest names"
             except (httpx.HTTPError, OSError, DataError, NetworkError) as error:
-                why = _words(error)
+                why = one_line(error)
             self._at += 1
             wait = waits.next()
             self._log("training text: the download is tried again", url=url, why=why, seconds=round(wait, 1))
@@ -124,7 +124,7 @@ class Mirrors:
         if done == size:
             return
         with part.open("ab") as file:
-            for block in self._stream(url, done, size - done):
+            for block in self._web.blocks(url, done, size - done):
                 try:
                     self._paced(len(block))
                 except (CancelledError, RuntimeError) as error:  # the peer ends, and so does its network side
@@ -134,12 +134,24 @@ class Mirrors:
                 if not told(done):
                     return
 
-    def _stream(self, url: str, start: int, most: int) -> Iterator[bytes]:
-        """At most `most` bytes of a file from byte `start` on."""
-        headers = {"Range": f"bytes={start}-"} if start else {}
+
+class WebReader:
+    """Reads files of the web. `private`: addresses of this machine and of private networks are allowed."""
+
+    def __init__(self, *, private: bool) -> None:
+        self._private = private
+
+    def blocks(self, url: str, start: int, most: int, *, exactly: bool = False) -> Iterator[bytes]:
+        """At most `most` bytes of a file from byte `start` on; `exactly` these, from a server that knows ranges.
+
+        Raises OSError, httpx.HTTPError, DataError."""
+        headers = {"Range": f"bytes={start}-{start + most - 1 if exactly else ''}"} if start or exactly else {}
         with self._client() as client, client.stream("GET", url, headers=headers) as answer:
             answer.raise_for_status()
-            skipped = start if answer.status_code != httpx.codes.PARTIAL_CONTENT else 0  # a server may know no ranges
+            partial = answer.status_code == httpx.codes.PARTIAL_CONTENT
+            if exactly and not partial:
+                raise OSError(f"{url}: the server knows no byte ranges")
+            skipped = 0 if partial else start  # a server may know no ranges
             for block in _not_too_slow(answer.iter_raw(), url):  # raw: nothing unpacks what a stranger packed
                 kept = block[skipped:]
                 skipped -= len(block) - len(kept)
@@ -217,7 +229,7 @@ def _slept(seconds: float, part: Path, told: Callable[[int], bool]) -> bool:
     return True
 
 
-def _words(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """One line."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"the server answers {error.response.status_code} {error.response.reason_phrase}"

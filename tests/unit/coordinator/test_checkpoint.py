@@ -30,7 +30,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "c3bc6f8523f6d17a"
+FINGERPRINT = "7e09c842d351aa08"
 
 
 def fresh_of(harness: Harness) -> Run:
