@@ -172,6 +172,9 @@ class ClockConfig(Section):
     snapshot_every: int = Field(default=25, ge=1)
     """Steps between snapshots; a joiner loads one and replays what follows."""
 
+    digest_steps: int = Field(default=16, ge=0, le=1024)
+    """The digests of so many steps together cover every bit of the state. 0, as in earlier runs: each covers 64 MiB."""
+
     @model_validator(mode="after")
     def _consistent(self) -> ClockConfig:
         if self.deadline_ms_min > self.deadline_ms_max:
@@ -377,13 +380,16 @@ class UnknownSetting(Refusal):
 
 
 def config_from_json(text: str) -> RunConfig:
-    """Read a stranger's configuration; raises `Refusal`."""
+    """Read a stranger's configuration; raises `Refusal`. One without `clock.digest_steps` is of an earlier version: 0."""
     if len(text) > CONFIG_JSON_BYTES_MAX:
         raise Refusal(Reason.TOO_LARGE, f"configuration of {len(text)} characters, at most {CONFIG_JSON_BYTES_MAX}")
     try:
-        return RunConfig.model_validate_json(text)
+        config = RunConfig.model_validate_json(text)
     except ValidationError as error:
         unknown = [".".join(map(str, item["loc"])) for item in error.errors() if item["type"] == "extra_forbidden"]
         if unknown:
             raise UnknownSetting(Reason.OUT_OF_RANGE, ", ".join(unknown[:SETTINGS_NAMED_MAX])) from error
         raise Refusal(Reason.OUT_OF_RANGE, f"configuration: {wrongs(error)[0].text}") from error
+    if "digest_steps" in config.clock.model_fields_set:
+        return config
+    return config.model_copy(update={"clock": config.clock.model_copy(update={"digest_steps": 0})})

@@ -35,18 +35,18 @@ BUCKETS: Final = {"s3": "s3fs", "hf": "huggingface_hub"}
 def place_at(address: str, below: str, *, trusted: bool) -> Place:
     """The folder `below` of a mirror. OperatorError for an address that this machine may not or cannot use."""
     if is_web(address):
-        return Web(address, below, private=trusted)
+        return WebPlace(address, below, private=trusted)
     scheme = urlsplit(address).scheme.lower() if "://" in address else FOLDER
     if scheme in BUCKETS:
-        return Bucket(address, below, scheme, trusted=trusted)
+        return BucketPlace(address, below, scheme, trusted=trusted)
     if not trusted:
         raise OperatorError(
             f"mirror {address}: the run names a folder of this machine; if you trust the run's operator, join with --allow-data"
         )
-    return Folder(address, below)
+    return FolderPlace(address, below)
 
 
-class Folder:
+class FolderPlace:
     """A folder of this machine, or of a disk that it has mounted."""
 
     def __init__(self, address: str, below: str) -> None:
@@ -104,7 +104,7 @@ class Folder:
         (self._path / name).unlink(missing_ok=True)
 
 
-class Web:
+class WebPlace:
     """A folder of a web server that knows byte ranges. It is read only."""
 
     def __init__(self, address: str, below: str, *, private: bool) -> None:
@@ -112,11 +112,11 @@ class Web:
         self._web = WebReader(private=private)
 
     def read(self, name: str, start: int, most: int, *, exactly: bool) -> Iterator[bytes]:
-        """See `Folder`. Raises httpx.HTTPError and DataError, too."""
+        """See `FolderPlace`. Raises httpx.HTTPError and DataError, too."""
         return self._web.blocks(self._base + name, start, most, exactly=exactly)
 
 
-class Bucket:
+class BucketPlace:
     """A folder of a bucket (s3://) or of a repository of the Hugging Face hub (hf://)."""
 
     def __init__(self, address: str, below: str, scheme: str, *, trusted: bool) -> None:
@@ -132,7 +132,7 @@ class Bucket:
             ) from error
 
     def read(self, name: str, start: int, most: int, *, exactly: bool) -> Iterator[bytes]:
-        """See `Folder`; what the bucket's library raises comes, too."""
+        """See `FolderPlace`; what the bucket's library raises comes, too."""
         path = self._base + name
         if not exactly and (size := self.size(name) or 0) > most:
             raise OSError(f"{path} has {size} bytes, more than was promised")
@@ -144,7 +144,7 @@ class Bucket:
             yield block
 
     def size(self, name: str) -> int | None:
-        """See `Folder`; what the bucket's library raises comes, too."""
+        """See `FolderPlace`; what the bucket's library raises comes, too."""
         self._files.invalidate_cache()
         try:
             return int(self._files.size(self._base + name))
@@ -152,7 +152,7 @@ class Bucket:
             return None
 
     def write(self, name: str, blocks: Iterable[bytes]) -> None:
-        """See `Folder`; what the bucket's library raises comes, too."""
+        """See `FolderPlace`; what the bucket's library raises comes, too."""
         file = self._files.open(self._base + name, "wb", block_size=BUCKET_BLOCK_BYTES)
         try:
             for block in blocks:
@@ -167,12 +167,12 @@ class Bucket:
         file.close()
 
     def names(self) -> list[str]:
-        """See `Folder`; what the bucket's library raises comes, too."""
+        """See `FolderPlace`; what the bucket's library raises comes, too."""
         self._files.invalidate_cache()
         return [str(path).rsplit("/", 1)[-1] for path in self._files.ls(self._base, detail=False)[:NAMES_MAX]]
 
     def delete(self, name: str) -> None:
-        """See `Folder`; what the bucket's library raises comes, too."""
+        """See `FolderPlace`; what the bucket's library raises comes, too."""
         with suppress(FileNotFoundError):
             self._files.rm_file(self._base + name)
 
@@ -189,4 +189,4 @@ def _options(scheme: str, *, trusted: bool) -> dict[str, Any]:
     return {"anon": not trusted, "config_kwargs": deadlines}
 
 
-Place: TypeAlias = Folder | Web | Bucket
+Place: TypeAlias = FolderPlace | WebPlace | BucketPlace

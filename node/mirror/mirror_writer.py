@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 from node.data.download import one_line
-from node.mirror.mirror_places import Bucket, Folder, Web, place_at
+from node.mirror.mirror_places import BucketPlace, FolderPlace, WebPlace, place_at
 from node.mirror.mirror_reader import MANIFEST, STATE, file_name, folder_of_run
 from node.snapshot.pieces import SnapshotManifest, check_piece, open_manifest
 from node.snapshot.store import SnapshotStore
@@ -30,7 +30,7 @@ class MirrorStoppedError(OSError):
 class MirrorWriter:
     """One anchor's. `kept`: snapshots that stay in the mirror."""
 
-    def __init__(self, place: Folder | Bucket, store: SnapshotStore, kept: int, log: Any) -> None:
+    def __init__(self, place: FolderPlace | BucketPlace, store: SnapshotStore, kept: int, log: Any) -> None:
         self._place, self._store, self._kept, self._log = place, store, kept, log
         self._changed = threading.Condition()
         self._next: tuple[int, bytes, bytes] | None = None
@@ -109,7 +109,7 @@ class MirrorWriter:
 def writer_to(address: str, run_id: bytes, store: SnapshotStore, kept: int, log: Any) -> MirrorWriter:
     """Raises OperatorError for a place that nobody can write to."""
     place = place_at(address, folder_of_run(run_id), trusted=True)
-    if isinstance(place, Web):
+    if isinstance(place, WebPlace):
         raise OperatorError(
             f"mirror = {address}: nobody can write to a web address; name the folder or the bucket behind it, and put the web "
             "address into the run's [snapshots] mirrors"

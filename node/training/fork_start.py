@@ -81,9 +81,10 @@ class Start:
         self.store.also_as(manifest)
         return own
 
-    def check(self, digest_after: Callable[[int], bytes]) -> None:
-        """Raises Refusal unless the loaded state has the digest that the genesis names. `digest_after`: by the step."""
-        named, found = self.state.state_digest, digest_after(self.state.step)
-        if named and named != found:
+    def check(self, digest_after: Callable[[int, int], bytes], digest_steps: int) -> None:
+        """Raises Refusal unless the loaded state has the digest that the genesis names. `digest_after`: by the step, and by
+        `clock.digest_steps`. `start-from` knows no run, and parent runs may be of an earlier version: 0 counts, too."""
+        named, found = self.state.state_digest, digest_after(self.state.step, digest_steps)
+        if named and named != found and named != digest_after(self.state.step, 0):
             text = f"the starting state has digest {found.hex()[:16]}, and the genesis says {named.hex()[:16]}"
             raise Refusal(Reason.HASH_MISMATCH, text)

@@ -382,7 +382,7 @@ class Recovery:
         from_disk = start.is_here()
         found = self._fetch_start(start, [snapshot])
         self._replica.load(found, self._store.file(found.root))
-        start.check(self._replica.demo.state_digest)
+        start.check(self._replica.demo.state_digest, self._replica.digest_steps)
         self._keeper.adopt(found)
         self._base, self._doubt, self._confirmed = None, None, 0
         self._log.info("starting state loaded", step=0, of=str(start.state), from_disk=from_disk)

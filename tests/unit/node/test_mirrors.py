@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from node.mirror import mirror_writer
-from node.mirror.mirror_places import TEMPORARY, Bucket, Folder, place_at
+from node.mirror.mirror_places import TEMPORARY, BucketPlace, FolderPlace, place_at
 from node.mirror.mirror_reader import MANIFEST, STATE, MirrorReader, file_name, folder_of_run, reader_of
 from node.mirror.mirror_writer import MirrorWriter, writer_to
 from node.snapshot.pieces import SnapshotManifest, describe, iterate_pieces
@@ -151,7 +151,7 @@ def test_the_newest_snapshot_goes_before_those_that_wait(states: States, tmp_pat
     """A mirror slower than the snapshots leaves some out; it never has a list of them."""
     first, go = threading.Event(), threading.Event()
 
-    class Slow(Folder):
+    class Slow(FolderPlace):
         def write(self, name: str, blocks: Any) -> None:
             first.set()
             assert go.wait(20)
@@ -279,7 +279,7 @@ def test_a_silent_mirror_holds_up_nobody(states: States, tmp_path: Path) -> None
     states.reaches(10)
     release = threading.Event()
 
-    class Silent(Folder):
+    class Silent(FolderPlace):
         def read(self, name: str, start: int, most: int, *, exactly: bool) -> Iterator[bytes]:
             yield b"x"
             release.wait(30)
@@ -322,7 +322,7 @@ def test_a_pipe_and_a_manifest_without_end_end_no_joiner(states: States, tmp_pat
 
 
 def test_files_that_were_begun_long_ago_go(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path), "run")
+    folder = FolderPlace(str(tmp_path), "run")
     folder.write("there", iter([b"x"]))
     for name, at in (("old", 0.0), ("young", 4e9)):
         (tmp_path / "run" / f"{TEMPORARY}{name}").touch()
@@ -347,7 +347,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_bucket_is_a_mirror(states: States, bucket: str, tmp_path: Path) -> None:
-    place = Bucket(bucket, folder_of_run(RUN), "s3", trusted=True)
+    place = BucketPlace(bucket, folder_of_run(RUN), "s3", trusted=True)
     writer = MirrorWriter(place, states.store, 2, LOG)
     for step in (10, 20, 30):
         root = states.reaches(step).root
@@ -361,7 +361,7 @@ def test_a_bucket_is_a_mirror(states: States, bucket: str, tmp_path: Path) -> No
 
 
 def test_a_copy_that_breaks_off_leaves_no_part_in_a_bucket(bucket: str) -> None:
-    place = Bucket(bucket, "run", "s3", trusted=True)
+    place = BucketPlace(bucket, "run", "s3", trusted=True)
 
     def breaks() -> Iterator[bytes]:
         yield b"x" * 100
