@@ -54,7 +54,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     """Samples in one forward pass. A smaller value needs less memory, and does not change the gradient."""
 
     memory: Literal["auto", "full", "small"] = "auto"
-    """What this peer's own state takes. `small`: 8 bytes a parameter less on a CPU, 4 on a card, because the second moment is
+    """What this peer's own state takes. `small`: 6.5 bytes a parameter less on a CPU, 4 on a card, because the second moment is
     kept by rows and columns; steps differ a little. `auto`: small where full does not fit. Other peers notice nothing."""
 
     activation_checkpointing: bool = False

@@ -33,8 +33,8 @@ def state_digest(
     With `step` None everything is hashed, as at a snapshot. Otherwise the bytes are cut in parts of `bytes_max`
     (DIGEST_BYTES_MAX; the last may be shorter), and part `step mod parts` is hashed. `all_in`: parts are so large that at most
     so many cover everything; 0, as in runs of earlier versions: no larger than `bytes_max`. The hash begins with a label, the
-    size in bytes, the part and the number of parts. Each number is a little-endian 64-bit integer, so digests of different parts
-    never compare equal.
+    size in bytes, the part and the number of parts. Each number is a little-endian 64-bit integer, so digests of different
+    parts never compare equal.
     """
     size = _FP32_BYTES * sum(tensor.numel() for tensor in tensors)
     bytes_max = part_bytes(size, all_in, bytes_max)
