@@ -53,7 +53,7 @@ def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "factored")
     found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, CPU)
     assert found is not None
-    assert found.why.endswith(", memory small")
+    assert found.why.endswith(", memory small (full does not fit)")
     machine(monkeypatch, small - 1)
     with pytest.raises(OperatorError, match="does not fit"):
         fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)
