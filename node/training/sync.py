@@ -181,10 +181,14 @@ class PieceShare:
         self._peers_failed: NetworkError | None = None
         self._failed: Exception | None = None
 
+    @property
+    def _ended(self) -> bool:
+        return self._over or self._failed is not None
+
     def peer_takes(self) -> int | None:
         """A piece to ask peers for. Waits while there may be one later; None: there is nothing to do for peers any more."""
         with self._changed:
-            while not self._over and self._missing and self._peers_failed is None:
+            while not self._ended and self._missing and self._peers_failed is None:
                 ahead = [index for index in self._open if index not in self._row]
                 if ahead or self._open:
                     index = min(ahead) if ahead else max(self._open)
@@ -214,7 +218,7 @@ class PieceShare:
     def mirror_row(self, without: set[int]) -> range:
         """Pieces in a row that a mirror may give. Waits while peers may leave some; empty: nothing is to do for it."""
         with self._changed:
-            while not self._over and self._missing:
+            while not self._ended and self._missing:
                 wanted = self._open - without
                 if wanted:
                     first = last = max(wanted)
