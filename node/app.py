@@ -27,6 +27,7 @@ from node.export.first_look import first_look
 from node.export.model_folder import check_folder, export, writer
 from node.join_failures import Failing, telling
 from node.link.client import check_genesis
+from node.mirror.snapshot_places import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
 from node.model.spec import ModelSpec, parameter_count
 from node.owner_commands import Commands
@@ -357,7 +358,7 @@ class _Peer:
             if settings.fit_uplink is not None
             else None,
             archive=archive,
-            snapshots_kept=settings.snapshots_kept,
+            places=SnapshotPlaces(settings.snapshots_kept, settings.mirror, settings.allow_data),
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
             exports=exports,

@@ -13,6 +13,7 @@ from typing import Any
 
 from node.blobs.payloads import Payloads
 from node.data.samples import Samples
+from node.mirror.snapshot_places import SnapshotPlaces
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
@@ -24,7 +25,6 @@ from node.training.copier import Copier, Following
 from node.training.exports import Exports
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
-from node.training.keeper import SNAPSHOTS_KEPT
 from node.training.loop import Trainer
 from node.training.recording import StepRecorder
 from node.training.recovery import Stopping
@@ -142,7 +142,7 @@ def assemble(
     vote_size: VoteSize | None = None,
     archive: StepRecorder | None = None,
     behind: bool = True,
-    snapshots_kept: int = SNAPSHOTS_KEPT,
+    places: SnapshotPlaces | None = None,
     start: StartingState | None = None,
     copy_at: int | None = None,
     exports: Exports | None = None,
@@ -179,7 +179,7 @@ def assemble(
         vote_size=vote_size,
         archive=archive,
         behind=behind,
-        snapshots_kept=snapshots_kept,
+        places=places or SnapshotPlaces(),
         start=begins,
         throttle=throttle or Throttle(),
         evaluator=evaluator,

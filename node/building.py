@@ -85,7 +85,10 @@ class Own:
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.copy_(first[name])
-        replica = Replica(run_id, model, config.optimizer, size, author=public_key, maker=self.handover, second=second)
+        replica = Replica(
+            run_id, model, config.optimizer, size, author=public_key, second=second,
+            maker=self.handover, digest_steps=config.clock.digest_steps,
+        )  # fmt: skip
         replica.knows_start = start is not None
         return replica
 
@@ -131,11 +134,12 @@ def replica_of(
     second: Kind,
 ) -> Replica:
     """Over the run's model, in its first state; `second`: how this peer keeps its second moment."""
-    context, optimizer = config.data.context, config.optimizer
+    context, optimizer, digest_steps = config.data.context, config.optimizer, config.clock.digest_steps
     effort = Effort(settings.activation_checkpointing, settings.compile)
     if lead is None:
         model = build(spec, config.seed, vocabulary=vocabulary, context=context).to(device)
-        return Replica(run_id, effort.prepare(model), optimizer, size, author=public_key, second=second)
+        model = effort.prepare(model)
+        return Replica(run_id, model, optimizer, size, author=public_key, second=second, digest_steps=digest_steps)
     if optimizer.method == "paper":
         raise OperatorError(
             f"this peer has {lead.ranks} devices, and the run's optimizer.method is paper, which works on one device: "
@@ -143,7 +147,7 @@ def replica_of(
         )
     own, local = demo_config(optimizer, size, run_id, public_key), local_config(optimizer)
     order = Order(spec, config.seed, vocabulary, context, own, local, settings.precision, effort)
-    return RanksReplica(run_id, lead, order, optimizer, size)
+    return RanksReplica(run_id, lead, order, optimizer, size, digest_steps)
 
 
 def vote_size(config: RunConfig, settings: PeerSettings, log: Any) -> int:

@@ -24,7 +24,7 @@ from protos import toml_file
 from protos.errors import OperatorError
 from protos.example import Setting, allowed, settings_of
 from protos.limits import PAYLOADS_GB, SNAPSHOTS_GB
-from protos.mistakes import LICENCE, NO_LICENCE, PEER_LISTEN, PEER_LISTEN_OR_ALL
+from protos.mistakes import LICENCE, MIRROR, NO_LICENCE, PEER_LISTEN, PEER_LISTEN_OR_ALL
 from protos.run_config import Address
 
 PORT_MAX = 65535
@@ -54,7 +54,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     """Samples in one forward pass. A smaller value needs less memory, and does not change the gradient."""
 
     memory: Literal["auto", "full", "small"] = "auto"
-    """What this peer's own state takes. `small`: 8 bytes a parameter less on a CPU, 4 on a card, because the second moment is
+    """What this peer's own state takes. `small`: 6.5 bytes a parameter less on a CPU, 4 on a card, because the second moment is
     kept by rows and columns; steps differ a little. `auto`: small where full does not fit. Other peers notice nothing."""
 
     activation_checkpointing: bool = False
@@ -102,6 +102,10 @@ class PeerSettings(LiveSettings, BaseSettings):
     snapshots_kept: int = Field(default=2, ge=2, le=1000)
     """Snapshots that stay on the disk, the newest ones, within `snapshots_gb`. `swarmentum-coordinator run fork` can go back to
     these. Anchors store every snapshot, other peers those that the log draws them for."""
+
+    mirror: str | None = Field(default=None, pattern=MIRROR)
+    """A place beside the peers for snapshots: a folder, file://, s3:// or hf://. An anchor copies the agreed ones there,
+    as many as `snapshots_kept`. Every peer reads there, also from https://, beside the `[snapshots] mirrors` of the run."""
 
     track: Literal["tensorboard", "wandb", "trackio"] | None = None
     """Also write loss, learning rate, peers and tokens of each step to this experiment tracker, which has to be installed."""

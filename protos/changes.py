@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from protos.errors import Reason, Refusal
-from protos.limits import SETTING_BYTES_MAX
+from protos.limits import SETTING_BYTES_MAX, SETTING_LIST_BYTES_MAX
 from protos.run_config import RunConfig
 from protos.text import printable
 from protos.toml_file import wrongs
@@ -30,10 +30,12 @@ RATE_KEYS: Final = frozenset(
 STEPS: Final = "clock.steps"
 SNAPSHOT_EVERY: Final = "clock.snapshot_every"
 ADMISSION_MODE: Final = "admission.mode"
+MIRRORS: Final = "snapshots.mirrors"
 CHANGEABLE: Final = RATE_KEYS | {
     STEPS,
     SNAPSHOT_EVERY,
     ADMISSION_MODE,
+    MIRRORS,
     "clock.batch_samples",
     "clock.min_peers",
     "clock.max_peers",
@@ -50,6 +52,7 @@ _WHY_NOT: Final = (
     ("admission.allowed", "the list is a part of the run's definition; set admission.mode=invite, and make tickets"),
     ("trust.", "peers check each other by it since they started"),
     ("clock.strict", "votes of a strict run follow from its seed"),
+    ("clock.digest_steps", "all peers compare digests by it since they started"),
     ("optimizer.", "the state and the votes of all peers depend on it"),
     ("model", "the state holds the parameters of this model"),
     ("data", "peers have this data since they started"),
@@ -125,8 +128,8 @@ def settings_from_body(body: Iterable[log_pb2.Setting]) -> Settings:
     if len(found) > len(CHANGEABLE):
         raise Refusal(Reason.TOO_LARGE, f"{len(found)} settings, at most {len(CHANGEABLE)}")
     for key, text in found:
-        if max(len(key.encode()), len(text.encode())) > SETTING_BYTES_MAX:
-            raise Refusal(Reason.TOO_LARGE, f"a setting of more than {SETTING_BYTES_MAX} bytes")
+        if len(key.encode()) > SETTING_BYTES_MAX or len(text.encode()) > bytes_max(key):
+            raise Refusal(Reason.TOO_LARGE, f"a setting of more than {bytes_max(key)} bytes")
         if why := why_not(key):
             raise Refusal(Reason.OUT_OF_RANGE, f"{why} (or a newer version of swarmentum knows more: install it)")
         _value(key, text)
@@ -150,6 +153,7 @@ def changed_values(changed: Iterable[pb.ChangedSetting]) -> list[dict[str, Any]]
         key = printable(it.setting.key, SETTING_BYTES_MAX)
         try:
             value: object = _value(key, it.setting.value_json)
+            value = [printable(one) for one in value] if isinstance(value, list) else value
             value = printable(value) if isinstance(value, str) else value
         except Refusal:
             value = printable(it.setting.value_json, SETTING_BYTES_MAX)
@@ -172,15 +176,26 @@ def words(settings: Settings) -> str:
     return ", ".join(f"{key} = {text}" for key, text in settings)
 
 
-def _value(key: str, text: str) -> float | str:
-    if len(text) > SETTING_BYTES_MAX:  # before it is parsed: [[[[ without end would end the reader
-        raise Refusal(Reason.TOO_LARGE, f"{key}: a value of more than {SETTING_BYTES_MAX} characters")
+def bytes_max(key: str) -> int:
+    """The most bytes of a changed setting's value."""
+    return SETTING_LIST_BYTES_MAX if key == MIRRORS else SETTING_BYTES_MAX
+
+
+def _value(key: str, text: str) -> float | str | list[str]:
+    if len(text) > bytes_max(key):  # before it is parsed: [[[[ without end would end the reader
+        raise Refusal(Reason.TOO_LARGE, f"{key}: a value of more than {bytes_max(key)} characters")
     try:
         value = json.loads(text)
     except ValueError as error:
         raise Refusal(Reason.MALFORMED, f"{key}: its value is not JSON") from error
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if key == MIRRORS:
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise Refusal(
+                Reason.OUT_OF_RANGE, f'{key}: expected a list such as ["https://example.org/states"], got {text}'
+            )
+    elif isinstance(value, bool) or not isinstance(value, int | float | str):
         raise Refusal(Reason.OUT_OF_RANGE, f"{key}: expected a number or a word, got {text}")
     if json.dumps(value, separators=(",", ":")) != text or text in ("NaN", "Infinity", "-Infinity"):
         raise Refusal(Reason.MALFORMED, f"{key}: {text} is not the one spelling of its value")
-    return value
+    found: float | str | list[str] = value
+    return found

@@ -51,6 +51,7 @@ EVALUATIONS_MAX = 8  # of one state, and in one entry
 SAMPLE_TEXT_BYTES_MAX = 1024  # of what a model wrote
 EVALUATION_BYTES_MAX = 384 + SAMPLE_TEXT_BYTES_MAX  # an envelope of some 160 bytes, a hash, and some 40 more
 SETTING_BYTES_MAX = 64  # of the key, and of the value, of a setting that the operator changed
+SETTING_LIST_BYTES_MAX = 512  # of a value that is a list: each later entry of the log repeats it
 END_BYTES_MAX = 512  # of the signed end of a run: a hash, the operator's words, and some 20 more
 EQUIVOCATIONS_MAX = 4  # in one report, and what a peer keeps to be reported
 

@@ -16,6 +16,7 @@ FACTORY: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 SOURCE_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 SHA256: Final = r"^[0-9a-f]{64}$"
 WEB: Final = r"^(?i:https?)://"
+MIRROR: Final = r"^((https?|s3|hf|file)://[^\s]+|/.+)$"
 PEER_ADDRESS: Final = r"^/.+/p2p/[1-9A-HJ-NP-Za-km-z]+$"
 PEER_LISTEN: Final = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
 PEER_LISTEN_OR_ALL: Final = rf"{PEER_LISTEN}|^\*:\d{{1,5}}$"
@@ -35,6 +36,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
     SOURCE_NAME: ("at most 32 small letters, digits, dashes and underscores", "code"),
     SHA256: ("64 hex digits, as `swarmentum data build` prints them", "9f" * 32),
     WEB: ("an address of the web", "https://example.org/text"),
+    MIRROR: (
+        "https://, s3://, hf:// or file:// and a place, or a whole path of a folder",
+        "https://example.org/states",
+    ),
     PEER_ADDRESS: ("an address of a peer", f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"),
     PEER_LISTEN: ("an IP address and a port", "0.0.0.0:4001"),
     PEER_LISTEN_OR_ALL: ("an IP address and a port; * is every address", "*:4001"),

@@ -24,6 +24,7 @@ from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mi
 from protos.mixture import phases
 from protos.model_config import ModelConfig
 from protos.optimizer_config import OptimizerConfig, Section
+from protos.snapshots_config import SnapshotsConfig
 from protos.toml_file import wrongs
 
 BASE_STEPS_MAX = 2**24 - 1
@@ -172,6 +173,9 @@ class ClockConfig(Section):
     snapshot_every: int = Field(default=25, ge=1)
     """Steps between snapshots; a joiner loads one and replays what follows."""
 
+    digest_steps: int = Field(default=16, ge=0, le=1024)
+    """The digests of so many steps together cover every bit of the state. 0, as in earlier runs: each covers 64 MiB."""
+
     @model_validator(mode="after")
     def _consistent(self) -> ClockConfig:
         if self.deadline_ms_min > self.deadline_ms_max:
@@ -294,6 +298,7 @@ class RunConfig(Section):
     admission: AdmissionConfig = AdmissionConfig()
     trust: TrustConfig = TrustConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    snapshots: SnapshotsConfig = SnapshotsConfig()
     overlay: OverlayConfig = OverlayConfig()
 
     @model_validator(mode="after")
@@ -379,13 +384,16 @@ class UnknownSetting(Refusal):
 
 
 def config_from_json(text: str) -> RunConfig:
-    """Read a stranger's configuration; raises `Refusal`."""
+    """Read a stranger's configuration; raises `Refusal`. One without `clock.digest_steps` is of an earlier version: 0."""
     if len(text) > CONFIG_JSON_BYTES_MAX:
         raise Refusal(Reason.TOO_LARGE, f"configuration of {len(text)} characters, at most {CONFIG_JSON_BYTES_MAX}")
     try:
-        return RunConfig.model_validate_json(text)
+        config = RunConfig.model_validate_json(text)
     except ValidationError as error:
         unknown = [".".join(map(str, item["loc"])) for item in error.errors() if item["type"] == "extra_forbidden"]
         if unknown:
             raise UnknownSetting(Reason.OUT_OF_RANGE, ", ".join(unknown[:SETTINGS_NAMED_MAX])) from error
         raise Refusal(Reason.OUT_OF_RANGE, f"configuration: {wrongs(error)[0].text}") from error
+    if "digest_steps" in config.clock.model_fields_set:
+        return config
+    return config.model_copy(update={"clock": config.clock.model_copy(update={"digest_steps": 0})})

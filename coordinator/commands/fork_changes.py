@@ -21,6 +21,7 @@ SETTING = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)=(.*)", re.DOTALL)
 KEPT: Mapping[str, str] = {
     "model": "the snapshot holds the parameters of this model",
     "data": "the fork goes on in the order of the parent run's samples",
+    "clock.digest_steps": "the starting state has a digest by this rule",
     "optimizer.method": "the snapshot holds the state of this method",
     "optimizer.chunk": "the method's chunks belong to the layout of the state",
     "optimizer.base.name": "the snapshot holds the state of this base optimizer",

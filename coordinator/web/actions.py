@@ -28,7 +28,13 @@ from coordinator.commands.showing import line_of, shown
 from protos.changes import Settings, changed_values, settings_of
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
-from protos.limits import EXCLUSION_REASON_BYTES_MAX, SETTING_BYTES_MAX, TICKET_LABEL_BYTES_MAX, TICKET_USES_MAX
+from protos.limits import (
+    EXCLUSION_REASON_BYTES_MAX,
+    SETTING_BYTES_MAX,
+    SETTING_LIST_BYTES_MAX,
+    TICKET_LABEL_BYTES_MAX,
+    TICKET_USES_MAX,
+)
 from protos.log import run_id_of
 from protos.run_config import config_from_json
 from protos.v1 import coordinator_pb2 as pb
@@ -80,8 +86,8 @@ class ExcludeRequest(OfPeer):
 class Changes(Values):
     """Settings, each as KEY=VALUE."""
 
-    settings: list[Annotated[str, StringConstraints(max_length=2 * SETTING_BYTES_MAX + 1)]] = Field(
-        min_length=1, max_length=SETTINGS_MAX
+    settings: list[Annotated[str, StringConstraints(max_length=SETTING_BYTES_MAX + SETTING_LIST_BYTES_MAX + 1)]] = (
+        Field(min_length=1, max_length=SETTINGS_MAX)
     )
 
 

@@ -46,6 +46,7 @@ class MachineRequest:
     wants: tuple[str, ...] = ()
     downloads: bool = False
     fork: str = ""
+    mirrors: str = ""
 
     def lines(self) -> list[str]:
         """For people."""
@@ -55,6 +56,8 @@ class MachineRequest:
             f"Data:      {self.data}",
             f"Tokenizer: {self.tokenizer}",
         ]
+        if self.mirrors:
+            said.append(f"State:     from other peers, and from {self.mirrors}")
         return said + [f"The run wants to {want}." for want in self.wants]
 
 
@@ -94,6 +97,7 @@ def request(
         tokenizer="bytes" if place is TokenizerSource.HERE else f"{_shown(tokenizer)}, {place.value}",
         wants=tuple(wants),
         downloads=any(want.startswith("download ") for want in wants),
+        mirrors=", ".join(map(_shown, config.snapshots.mirrors)),
     )
 
 

@@ -137,7 +137,7 @@ def _verdict(
         checkpointing=settings.activation_checkpointing,
     )
     if size and second == "factored":
-        why += ", memory small"
+        why += ", memory small" + (" (you set it)" if settings.memory == "small" else " (full does not fit)")
     if not size and settings.memory == "full" and config.optimizer.beta2:
         why += ", or set memory to auto"
     main = main_memory()

@@ -106,6 +106,7 @@ class Replay:
             self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.form, optimizer.cap
         )
         self.confirmed.layout = self.genesis.layout_named
+        self._digest_steps = self.genesis.config.clock.digest_steps
         self._bytes = 4 * sum(tensor.numel() for tensor in self.demo.replicated)
         base = {f"{BASE_PREFIX}{name}": tensor for name, tensor in self.demo.base_state.items()}
         self.state = {name: tensor.detach() for name, tensor in tensors} | base
@@ -162,8 +163,9 @@ class Replay:
         """A fork's state of step 0 is the one that its genesis names; BadStepError if not."""
         if not is_start(manifest, start):
             raise BadStepError(0, f"the archived state of step 0 is not the one that the genesis names: {start}")
-        digest = state_digest(self.demo.replicated, start.step)
-        if start.state_digest and start.state_digest != digest:
+        digest = state_digest(self.demo.replicated, start.step, self._digest_steps)
+        # `start-from` knows no run, and parent runs may be of an earlier version
+        if start.state_digest and start.state_digest not in (digest, state_digest(self.demo.replicated, start.step)):
             raise BadStepError(
                 0,
                 f"the starting state has digest {digest.hex()[:16]}; the genesis says {start.state_digest.hex()[:16]}",
@@ -196,7 +198,7 @@ class Replay:
 
     def _apply(self, signed: SignedEntry, payloads: Iterator[archive_pb2.ArchivedPayload]) -> Replayed:
         entry = signed.entry
-        before = state_digest(self.demo.replicated, self.step)
+        before = state_digest(self.demo.replicated, self.step, self._digest_steps)
         if entry.parent_state_digest and entry.parent_state_digest != before:
             raise BadStepError(
                 self.step,
@@ -205,12 +207,12 @@ class Replay:
                 self.genesis.coordinator,
             )
         if entry.parent_state_digest:
-            self.confirmed.by_entry(self.step, *part_of(self._bytes, self.step))
+            self.confirmed.by_entry(self.step, *part_of(self._bytes, self.step, self._digest_steps))
         excluded_proven, changed = _check_exclusions(self.genesis, signed), self._changed(signed)
         updates, authors, proven = self._votes(signed, payloads)
         self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step, authors)
         self.step = entry.step
-        digest = state_digest(self.demo.replicated, self.step)
+        digest = state_digest(self.demo.replicated, self.step, self._digest_steps)
         checked = bool(entry.parent_state_digest)
         return Replayed(
             entry.step,

@@ -131,7 +131,7 @@ def _take_part(
 
 @leaving_at_once()  # a signal ends the program at once, until it has something to save and handles signals itself
 @with_settings(
-    "home", "owner", "yes", "allow_data", "allow_code", "nice", "threads", "listen",
+    "home", "owner", "yes", "allow_data", "allow_code", "nice", "threads", "listen", "mirror",
     home="~/.swarmentum/anchor", device="cpu",
 )  # fmt: skip
 def anchor(
@@ -144,6 +144,7 @@ def anchor(
     """Run an anchor: a peer that applies every step without training, and whose state digests count. Needs no GPU.
 
     The run's operator starts it beside the coordinator. An anchor serves the newest state, so that peers can always join.
+    With `--mirror` it also copies the agreed states to a folder or a bucket, from where peers take them without its uplink.
     """
     need_node_extra()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

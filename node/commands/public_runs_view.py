@@ -75,7 +75,7 @@ def _fetched(url: str) -> bytes:
     """Raises OperatorError for an address that cannot be used, and NetworkError."""
     import httpx2
 
-    from node.data.download import streamed, words_of
+    from node.data.download import WebReader, one_line
 
     if why := web_problem(url):
         raise OperatorError(f"{url!r} is no address of a list: {why}")
@@ -89,12 +89,12 @@ def _fetched(url: str) -> bytes:
 
     until, found = time.monotonic() + LIST_SECONDS_MAX, bytearray()
     try:
-        for block in streamed(url, 0, LIST_BYTES_MAX, check):
+        for block in WebReader(check=check).blocks(url, 0, LIST_BYTES_MAX):
             found += block
             if time.monotonic() > until:
                 raise OSError(f"it took more than {LIST_SECONDS_MAX:.0f} s")
     except (httpx2.HTTPError, OSError) as error:
-        raise NetworkError(f"the list of runs at {url} cannot be had: {words_of(error)}") from error
+        raise NetworkError(f"the list of runs at {url} cannot be had: {one_line(error)}") from error
     return bytes(found)
 
 

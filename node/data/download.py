@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +62,7 @@ class Mirrors:
     def __init__(
         self, urls: list[str], *, private: bool, log: Log = _silent, paced: Callable[[int], None] = _at_once
     ) -> None:
-        self.urls, self._private, self._log = [base_of(url) for url in urls], private, log
+        self.urls, self._web, self._log = [base_of(url) for url in urls], WebReader(private=private), log
         self._at, self._paced = 0, paced
 
     def manifest(self, sha256: str | None) -> bytes:
@@ -70,9 +71,9 @@ class Mirrors:
         for attempt in range(MANIFEST_TRIES * len(self.urls)):
             url = self._url(MANIFEST)
             try:
-                data = b"".join(self._stream(url, 0, MANIFEST_BYTES_MAX))
+                data = b"".join(self._web.blocks(url, 0, MANIFEST_BYTES_MAX))
             except (httpx2.HTTPError, OSError) as error:
-                why = f"{url}: {words_of(error)}"
+                why = f"{url}: {one_line(error)}"
                 self._at += 1
                 time.sleep(WAIT_SECONDS_MIN if attempt + 1 < MANIFEST_TRIES * len(self.urls) else 0)
                 continue
@@ -103,7 +104,7 @@ class Mirrors:
                 part.unlink(missing_ok=True)
                 why = "its bytes are not those that the manifest names"
             except (httpx2.HTTPError, OSError, DataError, NetworkError) as error:
-                why = words_of(error)
+                why = one_line(error)
             self._at += 1
             wait = waits.next()
             self._log("training text: the download is tried again", url=url, why=why, seconds=round(wait, 1))
@@ -123,7 +124,7 @@ class Mirrors:
         if done == size:
             return
         with part.open("ab") as file:
-            for block in self._stream(url, done, size - done):
+            for block in self._web.blocks(url, done, size - done):
                 try:
                     self._paced(len(block))
                 except (CancelledError, RuntimeError) as error:  # the peer ends, and so does its network side
@@ -133,8 +134,43 @@ class Mirrors:
                 if not told(done):
                     return
 
-    def _stream(self, url: str, start: int, most: int) -> Iterator[bytes]:
-        return streamed(url, start, most, self._check)
+
+class WebReader:
+    """Reads files of the web. `private`: addresses of this machine and of private networks are allowed.
+
+    `check` sees each request in place of that rule, also one that a server sends this program to."""
+
+    def __init__(self, *, private: bool = False, check: Callable[[httpx2.Request], None] | None = None) -> None:
+        self._private, self._looks = private, check or self._check
+
+    def blocks(self, url: str, start: int, most: int, *, exactly: bool = False) -> Iterator[bytes]:
+        """At most `most` bytes of a file from byte `start` on; `exactly` these, from a server that knows ranges.
+
+        Raises OSError, httpx2.HTTPError, DataError."""
+        headers = {"Range": f"bytes={start}-{start + most - 1 if exactly else ''}"} if start or exactly else {}
+        with self._client() as client, client.stream("GET", url, headers=headers) as answer:
+            answer.raise_for_status()
+            partial = answer.status_code == httpx2.codes.PARTIAL_CONTENT
+            if exactly and not partial:
+                raise OSError(f"{url}: the server knows no byte ranges")
+            skipped = 0 if partial else start  # a server may know no ranges
+            for block in _not_too_slow(answer.iter_raw(), url):  # raw: nothing unpacks what a stranger packed
+                kept = block[skipped:]
+                skipped -= len(block) - len(kept)
+                most -= len(kept)
+                if most < 0:
+                    raise OSError(f"{url} is larger than was promised")
+                yield kept
+
+    @contextmanager
+    def _client(self) -> Iterator[httpx2.Client]:
+        agent = {"User-Agent": f"swarmentum/{software_version()}", "Accept-Encoding": "identity"}
+        limits = httpx2.Timeout(SILENCE_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
+        hooks = {"request": [self._looks]}
+        with httpx2.Client(
+            headers=agent, timeout=limits, follow_redirects=True, max_redirects=REDIRECTS_MAX, event_hooks=hooks
+        ) as client:
+            yield client
 
     def _check(self, request: httpx2.Request) -> None:
         """Before each request, also one that a server sends this peer to."""
@@ -149,34 +185,6 @@ class Mirrors:
                     f"data: {host} is {place[0]}, an address of this machine or of a private network; if you trust the run's "
                     "operator, join with --allow-data"
                 )
-
-
-def streamed(url: str, start: int, most: int, check: Callable[[httpx2.Request], None]) -> Iterator[bytes]:
-    """At most `most` bytes of a file from byte `start` on. `check` sees each request, also one that a server sends us to.
-
-    Raises httpx2.HTTPError or OSError.
-    """
-    headers = {"Range": f"bytes={start}-"} if start else {}
-    with _client(check) as client, client.stream("GET", url, headers=headers) as answer:
-        answer.raise_for_status()
-        skipped = start if answer.status_code != httpx2.codes.PARTIAL_CONTENT else 0  # a server may know no ranges
-        for block in _not_too_slow(answer.iter_raw(), url):  # raw: nothing unpacks what a stranger packed
-            kept = block[skipped:]
-            skipped -= len(block) - len(kept)
-            most -= len(kept)
-            if most < 0:
-                raise OSError(f"{url} is larger than was promised")
-            yield kept
-
-
-def _client(check: Callable[[httpx2.Request], None]) -> httpx2.Client:
-    return httpx2.Client(
-        headers={"User-Agent": f"swarmentum/{software_version()}", "Accept-Encoding": "identity"},
-        timeout=httpx2.Timeout(SILENCE_SECONDS_MAX, connect=CONNECT_SECONDS_MAX),
-        follow_redirects=True,
-        max_redirects=REDIRECTS_MAX,
-        event_hooks={"request": [check]},
-    )
 
 
 def is_public(place: str) -> bool:
@@ -223,8 +231,8 @@ def _slept(seconds: float, part: Path, told: Callable[[int], bool]) -> bool:
     return True
 
 
-def words_of(error: Exception) -> str:
-    """What went wrong, on one line."""
+def one_line(error: Exception) -> str:
+    """One line."""
     if isinstance(error, httpx2.HTTPStatusError):
         return f"the server answers {error.response.status_code} {error.response.reason_phrase}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

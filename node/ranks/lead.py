@@ -207,9 +207,9 @@ class LedDeMo:
         finally:
             self._lead.do("back")
 
-    def state_digest(self, step: int | None) -> bytes:
+    def state_digest(self, step: int | None, all_in: int = 0) -> bytes:
         """See `OwnDeMo`."""
-        found: bytes = self._lead.do("digest", step)
+        found: bytes = self._lead.do("digest", step, all_in)
         return found
 
     def whole_gradients(self) -> list[Tensor | None]:
@@ -304,11 +304,14 @@ class RanksReplica(Replica):
 
     live = False
 
-    def __init__(self, run_id: bytes, lead: Lead, order: Order, optimizer: OptimizerConfig, size: int) -> None:
+    def __init__(
+        self, run_id: bytes, lead: Lead, order: Order, optimizer: OptimizerConfig, size: int, digest_steps: int = 0
+    ) -> None:
         lead.build(order)
         self._lead, self._order = lead, order
         local = LedLocal(lead, order.local) if order.local.steps > 1 else None
-        super().__init__(run_id, lead.shard.model, optimizer, size, demo=LedDeMo(lead), local=local)
+        demo = LedDeMo(lead)
+        super().__init__(run_id, lead.shard.model, optimizer, size, demo=demo, local=local, digest_steps=digest_steps)
 
     def mean_gradient(
         self,

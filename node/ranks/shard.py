@@ -160,9 +160,9 @@ class RankShard:
 
     # ---- the state ---------------------------------------------------------------------------------------------------
 
-    def digest(self, step: int | None) -> bytes:
+    def digest(self, step: int | None, all_in: int) -> bytes:
         """See `state_digest`, of the replicated state."""
-        return state_digest(self.demo.replicated, step)
+        return state_digest(self.demo.replicated, step, all_in)
 
     # ---- tensors, by name --------------------------------------------------------------------------------------------
 

@@ -75,8 +75,9 @@ def apply_end(event: Ended, last: LastStep, replica: Replica, keeper: Keeper, ar
 
 # The settings of a run in its present step: the genesis' own, and the operator's changes, as each entry names them. ADR 44.
 #
-# Only the length of the run and the period of its snapshots count on a peer. The learning rate and the samples are in each
-# tick. Refuses settings that this version does not know, because this peer would then store other states than the others.
+# Of these, the length of the run, and the period and the mirrors of its snapshots count on a peer. The learning rate and the
+# samples are in each tick. Refuses settings that this version does not know, because this peer would then store other states
+# than the others.
 
 
 @dataclass
@@ -87,16 +88,17 @@ class EffectiveSettings:
     last: LastStep
     settings: Settings = ()
     clock: ClockConfig = field(init=False)
+    mirrors: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.clock = self.config.clock
+        self.clock, self.mirrors = self.config.clock, self.config.snapshots.mirrors
 
     def told(self, settings: Settings, step: int, *, quiet: bool = False) -> None:
         """The entry of `step` names these settings. Raises RefusedError for settings that this peer cannot follow."""
         if settings == self.settings:
             return
         try:
-            self.clock = with_settings(self.config, settings).clock
+            config = with_settings(self.config, settings)
         except Refusal as refusal:
             raise RefusedError(
                 f"entry {step} has settings that this peer cannot follow: {refusal.detail}; update swarmentum"
@@ -104,4 +106,5 @@ class EffectiveSettings:
         if not quiet:
             new = tuple(item for item in settings if item not in self.settings)
             structlog.get_logger("peer").info("the operator changed the run", step=step, settings=words(new))
+        self.clock, self.mirrors = config.clock, config.snapshots.mirrors
         self.settings, self.last.planned = settings, self.clock.steps

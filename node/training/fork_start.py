@@ -7,15 +7,16 @@ manifest of this run. The coordinator and other peers know it by the parent run'
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from node.mirror.mirror_reader import MirrorReader
 from node.snapshot.elsewhere import check_start, is_start, of_fork, of_parent, snapshot_in
 from node.snapshot.pieces import SnapshotManifest, open_manifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Snapshot
-from node.training.sync import Progress, fetch_pieces, manifest_bytes
+from node.training.sync import Progress, fetch_manifest, fetch_pieces
 from protos.errors import Reason, Refusal
 from protos.start import StartingState
 
@@ -52,7 +53,12 @@ class Start:
         return next((m for m in self.store.manifests() if m.step == 0 and is_start(m, self.state)), None)
 
     def fetch(
-        self, swarm: Swarm, holders: tuple[bytes, ...], layout_digest: bytes, progress: Progress
+        self,
+        swarm: Swarm,
+        holders: tuple[bytes, ...],
+        layout_digest: bytes,
+        progress: Progress,
+        mirrors: MirrorReader | None = None,
     ) -> SnapshotManifest:
         """This peer's own manifest of the starting state, whose file is in the store then.
 
@@ -67,16 +73,18 @@ class Start:
         elif elsewhere is not None:
             manifest = elsewhere[0]
         else:
-            manifest = open_manifest(swarm.fetch(start.root, manifest_bytes(wanted), holders))
+            manifest = open_manifest(fetch_manifest(swarm, wanted, mirrors, 0))
         check_start(manifest, start, layout_digest)
         own = of_fork(manifest, self.run_id)
-        fetch_pieces(swarm, self.store, own, holders, progress, None if elsewhere is None else elsewhere[1])
+        local = None if elsewhere is None else elsewhere[1]
+        fetch_pieces(swarm, self.store, own, replace(wanted, step=0), progress, local, mirrors)
         self.store.also_as(manifest)
         return own
 
-    def check(self, digest_after: Callable[[int], bytes]) -> None:
-        """Raises Refusal unless the loaded state has the digest that the genesis names. `digest_after`: by the step."""
-        named, found = self.state.state_digest, digest_after(self.state.step)
-        if named and named != found:
+    def check(self, digest_after: Callable[[int, int], bytes], digest_steps: int) -> None:
+        """Raises Refusal unless the loaded state has the digest that the genesis names. `digest_after`: by the step, and by
+        `clock.digest_steps`. `start-from` knows no run, and parent runs may be of an earlier version: 0 counts, too."""
+        named, found = self.state.state_digest, digest_after(self.state.step, digest_steps)
+        if named and named != found and named != digest_after(self.state.step, 0):
             text = f"the starting state has digest {found.hex()[:16]}, and the genesis says {named.hex()[:16]}"
             raise Refusal(Reason.HASH_MISMATCH, text)

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from node.mirror.mirror_writer import MirrorWriter
+from node.mirror.snapshot_places import SNAPSHOTS_KEPT
 from node.snapshot.image import Image
 from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.private import PrivateStateError, write_private
@@ -73,9 +75,6 @@ class CorePart:
         return min(max(needed / (SPREAD * self._between), CORE_PART_MIN), self._most)
 
 
-SNAPSHOTS_KEPT: Final = 2
-"""Snapshots on the disk, unless the person wants more: the one that joiners are offered, and the one before it, for joiners
-that cannot load the newer."""
 ROOTS_KEPT: Final = 4
 """Manifests of snapshots that this peer computed, stored here or by others. The peer can compute a state again from them
 (node/training/recovery.py)."""
@@ -102,13 +101,16 @@ class Keeper:
         behind: bool = True,
         snapshots_kept: int = SNAPSHOTS_KEPT,
         spans: Spans | None = None,
+        mirror: MirrorWriter | None = None,
     ) -> None:
         self._replica, self._store, self._private_path = replica, store, private_path
         self._stored, self._log, self._behind = stored, log, behind
-        self._snapshots_kept, self._spans = snapshots_kept, spans or Spans()
+        self._snapshots_kept, self._spans, self._mirror = snapshots_kept, spans or Spans(), mirror
         self._lock = threading.Lock()
         self._manifests: dict[int, SnapshotManifest] = {}
         self._agreed: dict[int, bytes] = {}
+        self._named = b""
+        """The root under which the run knows the agreed snapshot."""
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of states, and of momentum
         self._hurry = threading.Event()
@@ -213,15 +215,16 @@ class Keeper:
         self._store.drop_parts()
         self._retain()
 
-    def here(self, step: int, root: bytes) -> None:
-        """An agreed snapshot is in the store from an earlier life: it stays there until a newer one is agreed."""
+    def here(self, step: int, root: bytes, named: bytes = b"") -> None:
+        """An agreed snapshot is in the store from an earlier life: it stays there until a newer one is agreed. `named`: the
+        root under which the run knows it, if that is another one."""
         with self._lock:
-            self._agreed = {step: root}
+            self._agreed, self._named = {step: root}, named or root
 
-    def agreed(self, step: int, root: bytes) -> None:
+    def agreed(self, step: int, root: bytes, named: bytes = b"") -> None:
         """A snapshot is agreed: it stays in the store until the next snapshot is agreed, even if other peers have it."""
         with self._lock:
-            self._agreed = {step: root}
+            self._agreed, self._named = {step: root}, named or root
         self._submit(self._retain, None)
 
     def make_room(self, size: int) -> bool:
@@ -263,6 +266,8 @@ class Keeper:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
+        if self._mirror is not None:
+            self._mirror.close()
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
@@ -336,10 +341,13 @@ class Keeper:
         """Delete all snapshots but the newest ones and the agreed one."""
         stored = self._store.manifests()
         with self._lock:
-            agreed = set(self._agreed.values())
+            agreed, copied, named = set(self._agreed.values()), dict(self._agreed), self._named
             wanted = {m.root for m in stored[-self._snapshots_kept :]} | {m.root for m in stored if m.root in agreed}
             newest = sorted(self._manifests)[-ROOTS_KEPT:]
             self._manifests = {s: m for s, m in self._manifests.items() if s in newest or m.root in wanted}
+        for step, root in copied.items() if self._mirror is not None else ():
+            if self._mirror is not None and self._store.has(root):
+                self._mirror.agreed(step, named, root)
         if len(wanted) == len(stored):
             return
         self._store.keep(wanted, ASKED_SECONDS)

@@ -25,6 +25,7 @@ from node.control.owner_requests import OwnerRequests
 from node.control.vote_history import VoteHistory
 from node.data.pace import PacedSamples
 from node.data.samples import Samples
+from node.mirror.snapshot_places import SnapshotPlaces
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
 from node.snapshot.drawn import drawn
@@ -38,7 +39,7 @@ from node.training.digest_reporter import DigestReporter
 from node.training.ending import EffectiveSettings, LastStep, apply_end
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
-from node.training.keeper import SNAPSHOTS_KEPT, Keeper
+from node.training.keeper import Keeper
 from node.training.maker import NoVotes
 from node.training.pending_gradient import PendingGradient
 from node.training.recording import StepRecorder
@@ -86,7 +87,7 @@ class Trainer:
     evaluator: Evaluator | None = None
     entered: bool = False  # this peer's momentum is loaded, so it may be saved
     behind: bool = True  # a thread of its own writes snapshots and momentum
-    snapshots_kept: int = SNAPSHOTS_KEPT
+    places: SnapshotPlaces = field(default_factory=SnapshotPlaces)
     start: Start | None = None  # of a fork: the state of another run that it begins at
     wishes: OwnerRequests = field(default_factory=OwnerRequests)
     standing: VoteHistory = field(default_factory=VoteHistory)
@@ -97,17 +98,17 @@ class Trainer:
     finished: bool = False
 
     def __post_init__(self) -> None:
-        self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
+        run, self.log = self.replica.run_id, structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
         self.source, self.last = PacedSamples(self.log), LastStep(self.config.clock.steps)
         self.terms = EffectiveSettings(self.config, self.last)
         self.keeper = Keeper(
-            self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind,
-            snapshots_kept=self.snapshots_kept, spans=self.spans,
+            self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind, spans=self.spans,
+            snapshots_kept=self.places.kept, mirror=self.places.writer(run, self.store, self.log) if self.is_anchor else None,
         )  # fmt: skip
         self.recovery = Recovery(
             self.replica, self.swarm, self.store, self.keeper, self.private_path.parent, self.stopping, self.log, self.follow,
             agreed_start=self.anchored or self.config.admission.mode != "open", patience_seconds=self.patience_seconds,
-            start=self.start,
+            start=self.start, mirrors=lambda: self.places.reader(self.terms.mirrors, run, self.log, self.swarm.loaded),
         )  # fmt: skip
         self.reached, self.checker = DigestReporter(self.replica, self.swarm, self.recovery), None
         if self.config.trust.enabled and self.samples is not None and self.replica.maker.checks:
@@ -168,7 +169,7 @@ class Trainer:
                 self._apply(event)
             case Agreed():
                 root = event.snapshot.root if self.start is None else self.start.stored(event.snapshot.root)
-                self.keeper.agreed(event.snapshot.step, root)
+                self.keeper.agreed(event.snapshot.step, root, event.snapshot.root)
                 if self.evaluator is not None:
                     self.evaluator.agreed(event.snapshot.step, root, self.last.step)
                 self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)

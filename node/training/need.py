@@ -32,6 +32,11 @@ PRIVATE_FILES: Final = 2
 """Momentum is written beside the file before, which goes when the new one is complete."""
 
 
+HEAP_BYTES_A_PARAMETER: Final = 1.5
+"""With a factored second moment, in main memory: the C library keeps as much between tensors, which a whole moment fills. Peaks
+were 1.8 (25 M parameters) and 1.5 (85 M) above the sum of the parts (`python -m tests.bench size`, ADR 30)."""
+
+
 @dataclass(frozen=True)
 class Need:
     """Memory that a peer needs in one run, in bytes."""
@@ -47,6 +52,8 @@ class Need:
     """One file of the replicated state: parameters and the base optimizer's state."""
     private: int
     """The file of the peer's own momentum, and of the optimizer of its local steps."""
+    heap: int = 0
+    """Main memory that lies between the parts, where the device computes in it."""
     stores: bool = True
     """False: the peer loads one snapshot, and stores no others (an export)."""
 
@@ -67,8 +74,8 @@ class Need:
         return self.snapshot + self.private if self.stores else 0
 
     def on(self, device: str) -> Need:
-        """With the copies in `state`, if the device computes in the main memory."""
-        return self if device.startswith("cuda") else replace(self, state=self.state + self.copies)
+        """With the copies and the heap in `state`, if the device computes in the main memory."""
+        return self if device.startswith("cuda") else replace(self, state=self.state + self.copies + self.heap)
 
     def memory(self, micro_batch: int) -> int:
         """For a micro-batch of so many samples."""
@@ -96,7 +103,9 @@ def need_of(
         working += 1  # local steps keep the parameters where they began
         private += ADAM_MOMENTS
     state = size.model_bytes + (base - 1 + private + working) * one
-    return Need(size.parameters, size.model_bytes, -(-state // ranks), sample, base * one, private * one)
+    factored = second == "factored" and optimizer.method == "demo" and optimizer.beta2 > 0
+    heap = int(HEAP_BYTES_A_PARAMETER * size.parameters) if factored else 0
+    return Need(size.parameters, size.model_bytes, -(-state // ranks), sample, base * one, private * one, heap)
 
 
 def fitting(need: Need, room: DeviceMemory, wanted: int) -> int:

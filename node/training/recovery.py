@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from node.mirror.mirror_reader import MirrorReader
 from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
@@ -66,11 +67,12 @@ class Recovery:
         agreed_start: bool,
         patience_seconds: float,
         start: Start | None = None,
+        mirrors: Callable[[], MirrorReader | None] = lambda: None,
     ) -> None:
         self._replica, self._swarm, self._store, self._keeper, self._folder = replica, swarm, store, keeper, folder
         self._stopping, self._log, self._follow = stopping, log, follow
         self._agreed_start = agreed_start or not replica.knows_start
-        self._patience_seconds, self._start = patience_seconds, start
+        self._patience_seconds, self._start, self._mirrors = patience_seconds, start, mirrors
         self.loading = Loading()
         self._base: Snapshot | None = None
         """The snapshot of others that this peer began with; None: this peer began with the initial state that it built, or with
@@ -91,7 +93,7 @@ class Recovery:
         newest = offered[0] if offered else None
         here = [snapshot for snapshot in offered if self._store.has(self._stored_as(snapshot.root))]
         if here:
-            self._keeper.here(here[0].step, self._stored_as(here[0].root))
+            self._keeper.here(here[0].step, self._stored_as(here[0].root), here[0].root)
         if self._start is not None:
             self._start.begin()
             self.load(offered)  # no seed gives a state of this run
@@ -373,23 +375,25 @@ class Recovery:
     def _fetch(self, snapshot: Snapshot) -> SnapshotManifest:
         """Have an agreed snapshot in the store, whose older ones give room."""
         digest, room = self._replica.layout_digest, self._keeper.make_room
-        return fetch_snapshot(self._swarm, self._store, snapshot, digest, self._progress, room)
+        return fetch_snapshot(self._swarm, self._store, snapshot, digest, self._progress, room, self._mirrors())
 
     def _load_fork(self, start: Start, snapshot: Snapshot) -> None:
         """Become the state that the genesis names: nobody's word is needed for it, so it counts as this peer's own."""
         from_disk = start.is_here()
         found = self._fetch_start(start, [snapshot])
         self._replica.load(found, self._store.file(found.root))
-        start.check(self._replica.demo.state_digest)
+        start.check(self._replica.demo.state_digest, self._replica.digest_steps)
         self._keeper.adopt(found)
         self._base, self._doubt, self._confirmed = None, None, 0
         self._log.info("starting state loaded", step=0, of=str(start.state), from_disk=from_disk)
 
     def _fetch_start(self, start: Start, offered: Sequence[Snapshot]) -> SnapshotManifest:
         holders = next((snapshot.holders for snapshot in offered if snapshot.step == 0), ())
-        return start.fetch(self._swarm, holders, self._replica.layout_digest, self._progress)
+        return start.fetch(self._swarm, holders, self._replica.layout_digest, self._progress, self._mirrors())
 
     def _progress(self, done: int, total: int) -> None:
+        if self._stopping():
+            raise StoppedError("stopped while loading the model")
         if self.loading.came(done, total, time.monotonic()):
             percent = 100 * done // max(total, 1)
             self._log.info("snapshot", step=self._replica.step, percent=percent, progress=self.loading.words)

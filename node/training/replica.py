@@ -75,12 +75,12 @@ class Replica:
         author: bytes = b"",
         second: Kind = "whole",
         maker: GradientMaker | None = None,
+        digest_steps: int = 0,
     ) -> None:
         """`author`: this peer's public key, for votes whose places follow from it. `second`: how it keeps its second moment.
-        `maker`: of its gradients. A peer of several ranks gives `demo` and `local` (None without local steps); for one device
-        they are made here."""
-        self.run_id = run_id
-        self.model = model
+        `maker`: of its gradients. `digest_steps`: of the run's clock. A peer of several ranks gives `demo` and `local` (None
+        without local steps); for one device they are made here."""
+        self.run_id, self.model, self.digest_steps = run_id, model, digest_steps
         self.step = 0
         self.head = run_id
         self.published: tuple[int, bytes] | None = None
@@ -165,7 +165,7 @@ class Replica:
         """Digest of this step's state (a rotating part of it for large models)."""
         if self._digest is None:
             hashing, self._hashing = self._hashing, None
-            self._digest = self.demo.state_digest(self.step) if hashing is None else hashing.result()
+            self._digest = self.demo.state_digest(self.step, self.digest_steps) if hashing is None else hashing.result()
         return self._digest
 
     def hashes_behind(self, bytes_min: int) -> bool:
@@ -174,7 +174,7 @@ class Replica:
 
     def hash_in(self, pool: Executor) -> Future[bytes]:
         """Compute the digest in a thread. The replica waits for it before the state changes."""
-        self._hashing = pool.submit(self.demo.state_digest, self.step)
+        self._hashing = pool.submit(self.demo.state_digest, self.step, self.digest_steps)
         return self._hashing
 
     def whole_digest(self) -> bytes:

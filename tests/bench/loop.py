@@ -72,7 +72,7 @@ def _parameters(width: int, layers: int) -> int:
     return layers * (4 * width**2 + 3 * width * _inner(width) + 2 * width) + 257 * width
 
 
-def _run(model: str, text: Path, every: int, peers: int) -> str:
+def run_toml(model: str, text: Path, every: int, peers: int) -> str:
     return f"""
 name = "bench-loop"
 {model}
@@ -89,7 +89,7 @@ bootstrap = [BOOTSTRAP]
 """
 
 
-def _text(folder: Path) -> Path:
+def text_in(folder: Path) -> Path:
     text = folder / "text.txt"
     text.write_bytes(Path(argparse.__file__).read_bytes())
     return text
@@ -99,7 +99,7 @@ def _size(count: int, options: argparse.Namespace) -> dict[str, Any]:
     model, parameters = model_of(count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        swarm = LocalSwarm(folder, _run(model, _text(folder), options.every, len(PEERS)))
+        swarm = LocalSwarm(folder, run_toml(model, text_in(folder), options.every, len(PEERS)))
         try:
             for peer in PEERS:
                 swarm.join(peer, environment={"SWARMENTUM_MEMORY": options.memory})
@@ -117,7 +117,7 @@ def _size(count: int, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def _times(swarm: LocalSwarm, peer: str) -> dict[int, float]:
+def times_of(swarm: LocalSwarm, peer: str) -> dict[int, float]:
     """When a peer had applied each step, in seconds."""
     return {e["step"]: _seconds(e) for e in swarm.events(peer, "step")}
 
@@ -130,7 +130,7 @@ def _steps(swarm: LocalSwarm, every: int, last: int) -> dict[str, Any]:
     """Seconds from a state to the next: after a snapshot's step, after one where the momentum is saved, and after any other."""
     plain, after, saved = [], [], []
     for peer in PEERS:
-        times = _times(swarm, peer)
+        times = times_of(swarm, peer)
         for before, step in pairwise(range(WARM_UP_STEPS, last + 1)):
             kind = after if before % every == 0 else saved if (before + every // 2) % every == 0 else plain
             kind.append(times[step] - times[before])
@@ -145,11 +145,11 @@ def _steps(swarm: LocalSwarm, every: int, last: int) -> dict[str, Any]:
         "ratio_after_momentum": round(statistics.median(saved) / plain_s, 3),
         "steps_after_snapshots": len(after),
         "waiting_notices": waits,
-        "snapshots_left_out": sum(_left_out(swarm, peer) for peer in PEERS),
+        "snapshots_left_out": sum(left_out(swarm, peer) for peer in PEERS),
     }
 
 
-def _left_out(swarm: LocalSwarm, peer: str) -> int:
+def left_out(swarm: LocalSwarm, peer: str) -> int:
     """Snapshots that a peer did not write, because its disk was slower: they cost no time, so a ratio alone would flatter."""
     return swarm.processes[peer].log.read_text().count("leaving this snapshot out")
 
@@ -158,7 +158,7 @@ def _memory_and_disk(swarm: LocalSwarm, parameters: int) -> dict[str, Any]:
     """The largest of the peers: the most resident memory so far, and what it keeps but payloads."""
     peaks, disks = [], []
     for peer in PEERS:
-        peaks.append(_peak_bytes(swarm.processes[peer].child.pid))
+        peaks.append(peak_bytes(swarm.processes[peer].child.pid))
         home = next((swarm.folder / peer / "runs").iterdir())
         kept = [path for path in home.rglob("*") if path.is_file() and path.parent.name != "payloads"]
         disks.append(sum(path.stat().st_size for path in kept))
@@ -169,7 +169,7 @@ def _memory_and_disk(swarm: LocalSwarm, parameters: int) -> dict[str, Any]:
     }
 
 
-def _peak_bytes(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
     """Of the command, which the guard is the parent of, or is."""
     peak = 0
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -194,7 +194,7 @@ def _join(swarm: LocalSwarm, step_s: float) -> dict[str, Any]:
     part = _seconds(wait_for("step of the late joiner", took_part, WAIT_SECONDS_MAX)[0])
     begun = _seconds(swarm.events("late", "loading snapshot")[0])
     started = _seconds(swarm.events("late", "run found")[0])
-    meanwhile = [t for t in _times(swarm, PEERS[0]).values() if begun <= t <= part]
+    meanwhile = [t for t in times_of(swarm, PEERS[0]).values() if begun <= t <= part]
     between = [b - a for a, b in pairwise(sorted(meanwhile))]
     return {
         "join_s": round(part - begun, 2),
@@ -208,14 +208,14 @@ def _tiny(steps: int) -> dict[str, Any]:
     """Steps a second of 4 peers, where computing is next to nothing."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = _run(TINY_MODEL.replace("64", "32", 1), _text(folder), TINY_EVERY, len(TINY_PEERS))
+        run = run_toml(TINY_MODEL.replace("64", "32", 1), text_in(folder), TINY_EVERY, len(TINY_PEERS))
         swarm = LocalSwarm(folder, run)
         try:
             for peer in TINY_PEERS:
                 swarm.join(peer)
             for peer in TINY_PEERS:
                 swarm.wait_step(peer, TINY_EVERY + steps, WAIT_SECONDS_MAX)
-            times = _times(swarm, TINY_PEERS[0])
+            times = times_of(swarm, TINY_PEERS[0])
         finally:
             swarm.close()
     seconds = times[TINY_EVERY + steps] - times[TINY_EVERY]

@@ -142,6 +142,10 @@ class InlineExecutor:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call it now; what it gives is nobody's."""
+        function(*arguments)
+
     def __enter__(self) -> InlineExecutor:
         return self
 

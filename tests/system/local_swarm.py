@@ -181,10 +181,10 @@ class LocalSwarm:
         home = ("--home", str(self.folder / name), "--listen", f"{self.address(name)}:0", "--threads", "1")
         return self.start(name, "node", "join", self.link, *home, "--json", *flags, environment=environment)
 
-    def anchor(self, name: str = "anchor") -> Process:
+    def anchor(self, name: str = "anchor", *, flags: tuple[str, ...] = ()) -> Process:
         """An anchor with a home of its own, by the link that `run create --anchor` printed."""
         home = ("--home", str(self.folder / name), "--listen", f"{self.address(name)}:0", "--threads", "1")
-        return self.start(name, "node", "anchor", self.created["anchor"], *home, "--json")
+        return self.start(name, "node", "anchor", self.created["anchor"], *home, "--json", *flags)
 
     def operate(self, *command: str) -> dict[str, Any]:
         """One command of `swarmentum-coordinator`, and what it printed as JSON."""

@@ -20,13 +20,14 @@ from node.archive.verify import Verification, text, verify
 from node.data.tokenizer import ByteTokenizer
 from node.export.model_folder import export
 from node.model.spec import ModelSpec, build
+from node.optim import digest
 from node.optim.digest import part_of
 from node.optim.layout import Layout
 from node.snapshot.pieces import describe, load, open_manifest, pack
 from node.training.replica import Replica
 from protos.errors import OperatorError
 from protos.invite import Invite, run_named
-from protos.run_config import ModelConfig, RunConfig
+from protos.run_config import ClockConfig, ModelConfig, RunConfig, config_from_json
 from protos.v1 import log_pb2
 from tests.unit.archive.test_archive import Life, rewrite
 from tests.unit.model.test_spec import TINY
@@ -162,7 +163,7 @@ def test_a_layout_that_the_genesis_does_not_name_is_found(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("step", [None, 0, 1, 2, 3])
 def test_a_digest_confirms_the_part_that_it_covers(step: int | None) -> None:
-    parts = [part_of(STATE_BYTES, at, STATE_BYTES // 2 - 4) for at in range(3)]
+    parts = [part_of(STATE_BYTES, at, bytes_max=STATE_BYTES // 8 * 4 - 4) for at in range(3)]
     assert parts == [(0, 3), (1, 3), (2, 3)]
     confirmed = Confirmed(layout=True)
     for at in range(step or 0):
@@ -173,6 +174,50 @@ def test_a_digest_confirms_the_part_that_it_covers(step: int | None) -> None:
         assert confirmed.state is None
         said = "cover" if step else "none of the entries 1 to 9 has a digest"
         assert said in confirmed.lacks(0, 9)
+
+
+class LargeLife(Life):
+    """A run whose digests cover a part of the state each, by the rule that its genesis names."""
+
+    def _replica(self) -> Replica:
+        replica = super()._replica()
+        replica.digest_steps = config_from_json(self.genesis_message().config_json).clock.digest_steps
+        return replica
+
+    def genesis_message(self) -> log_pb2.Genesis:
+        return log_pb2.Genesis.FromString(self.genesis)
+
+
+@pytest.mark.parametrize(("digest_steps", "parts"), [(0, 19), (4, 4)])
+def test_the_digests_of_a_large_state_are_those_of_the_rule_that_the_genesis_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest_steps: int, parts: int
+) -> None:
+    monkeypatch.setattr(digest, "DIGEST_BYTES_MAX", 1000)
+    life = LargeLife(tmp_path, RunConfig(clock=ClockConfig(digest_steps=digest_steps)))
+    life.steps(6)
+    found = life.verify()
+    assert part_of(STATE_BYTES, 1, digest_steps) == (1, parts)
+    assert (found.ok, found.digests_checked) == (digest_steps == 4, 5), found.reason
+    assert found.ok or f"cover 5 of its {parts} parts" in found.reason
+
+
+def test_a_genesis_of_an_earlier_version_keeps_its_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configuration has no `clock.digest_steps`: the archive's digests are those of parts of one size."""
+    monkeypatch.setattr(digest, "DIGEST_BYTES_MAX", 1000)
+    whole = RunConfig.canonical_json
+
+    def earlier(self: RunConfig) -> str:
+        values = json.loads(whole(self))
+        del values["clock"]["digest_steps"], values["snapshots"]
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+    monkeypatch.setattr(RunConfig, "canonical_json", earlier)
+    life = LargeLife(tmp_path)
+    assert life.ada.digest_steps == 0
+    life.steps(21)
+    found = life.verify()
+    assert found.ok, found.reason
+    assert found.digests_checked == 20
 
 
 # ---- the state of step 0 ---------------------------------------------------------------------------------------------

@@ -136,4 +136,6 @@ def test_amounts() -> None:
 def test_a_factored_second_moment_takes_no_memory_and_no_copy() -> None:
     whole, factored = (need_of(SIZE, optimizer(), second=second) for second in ("whole", "factored"))  # type: ignore[arg-type]
     assert whole.state - factored.state == whole.private - factored.private == whole.copies - factored.copies == 4000
+    assert whole.on("cuda").state - factored.on("cuda").state == 4000
+    assert whole.on("cpu").state - factored.on("cpu").state == 8000 - 1500, "the heap between the parts"
     assert need_of(SIZE, optimizer(beta2=0), second="factored") == need_of(SIZE, optimizer(beta2=0))

@@ -44,9 +44,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Replica, threading.E
     held, go = replica(), threading.Event()
     at_once = held.demo.state_digest
 
-    def later(step: int | None) -> bytes:
+    def later(step: int | None, all_in: int = 0) -> bytes:
         go.wait(0.5)
-        return at_once(step)
+        return at_once(step, all_in)
 
     monkeypatch.setattr(held.demo, "state_digest", later)
     yield held, go

@@ -19,7 +19,7 @@ from protos.errors import OperatorError
 
 PEER_PAGE = Path(__file__).parents[3] / "docs" / "peer.md"
 JOIN_OPTIONS_MAX = 20
-SETTINGS_MAX = 47
+SETTINGS_MAX = 48
 
 
 @pytest.fixture(autouse=True)

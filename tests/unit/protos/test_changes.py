@@ -48,6 +48,9 @@ def test_each_changeable_setting_is_one_of_a_run() -> None:
         ("optimizer.lr", "NaN", "not the one spelling"),
         ("clock.steps", "{", "not JSON"),
         ("clock.steps", "1" * 65, "more than 64 bytes"),
+        ("snapshots.mirrors", '"/states"', "expected a list"),
+        ("snapshots.mirrors", "[1]", "expected a list"),
+        ("snapshots.mirrors", '["/' + "s" * 512 + '"]', "more than 512 bytes"),
     ],
 )
 def test_the_door(key: str, value: str, words: str) -> None:
@@ -97,5 +100,19 @@ def test_a_lying_coordinators_values_neither_end_a_reader_nor_reach_its_terminal
 def test_the_last_value_of_a_setting_counts(changes: list[tuple[str, int]]) -> None:
     found = ()
     for key, value in changes:
-        found = merged(found, settings_of({key: value}))
-    assert found == settings_of(dict(changes))
+        found = merged(found, settings_of(_values(key, value)))
+    assert found == settings_of({k: v for key, value in changes for k, v in _values(key, value).items()})
+
+
+def _values(key: str, value: int) -> dict[str, object]:
+    return {key: [f"/states/{value}"] if key == "snapshots.mirrors" else value}
+
+
+def test_mirrors_of_snapshots_change_as_a_list_of_places() -> None:
+    settings = settings_of({"snapshots.mirrors": ["https://example.org/states", "/states"]})
+    assert with_settings(RunConfig(), settings).snapshots.mirrors == ("https://example.org/states", "/states")
+    for wrong in (["ftp://example.org"], ["states"], ["https:///states"]):
+        with pytest.raises(Refusal, match=r"snapshots\.mirrors"):
+            with_settings(RunConfig(), settings_of({"snapshots.mirrors": wrong}))
+    changed = pb.ChangedSetting(setting=settings_body(settings)[0], from_step=4)
+    assert changed_values([changed])[0]["value"] == ["https://example.org/states", "/states"]

@@ -1,0 +1,94 @@
+"""Memory and time a step of each size and mode of memory: two real peers and a coordinator, and what the planner says.
+
+Each row is a swarm of processes of its own. `peak_bytes_per_param` is the larger peer's peak above a peer of a tiny model,
+which has loaded the same libraries and compiled the same kernels. `planned_bytes_per_param` is
+what `join` plans with (node/admission/fit.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from node.admission import fit
+from node.config import PeerSettings
+from protos.run_config import RunConfig
+from tests.bench import loop
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm
+
+MODES: Final = ("full", "small")
+WAIT_SECONDS_MAX: Final = 1800.0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--params", type=int, nargs="+", default=[25_000_000], help="sizes, about (default 25 million)")
+    parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES), help="`memory` of both peers")
+    parser.add_argument("--every", type=int, default=8, help="steps from one snapshot to the next (default 8)")
+    parser.add_argument("--snapshots", type=int, default=2, help="snapshots within the measured steps (default 2)")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    empty = {mode: _peak(mode, TINY_MODEL, options)["peak_bytes"] for mode in options.modes}
+    rows = [_row(count, mode, empty[mode], options) for count in options.params for mode in options.modes]
+    return {"rows": rows, "empty_bytes": empty, "cores": os.cpu_count()}
+
+
+def _row(count: int, mode: str, empty: int, options: argparse.Namespace) -> dict[str, Any]:
+    model, parameters = loop.model_of(count)
+    found = _peak(mode, model, options)
+    above = (found["peak_bytes"] - empty) / parameters
+    planned = planned_bytes(mode, found.pop("run_toml")) / parameters
+    return {
+        "params": parameters,
+        "mode": mode,
+        "peak_bytes_per_param": round(above, 2),
+        "planned_bytes_per_param": round(planned, 2),
+        "planned_over_peak": round(planned / above, 3),
+        **found,
+    }
+
+
+def planned_bytes(mode: str, run_toml: str) -> float:
+    """Bytes that the planner counts for a peer on a CPU: state, copies for the disk, and activations."""
+    config = RunConfig.model_validate(tomllib.loads(run_toml))
+    settings = PeerSettings.model_construct(**{**PeerSettings.model_construct().model_dump(), "memory": mode})
+    model = fit.counted(config, settings)
+    assert model is not None, "a Llama can be counted"
+    need = model.need(config, second=fit.kinds_of(config, settings)[0]).on("cpu")
+    return need.memory(min(settings.micro_batch, config.clock.batch_samples))
+
+
+def _peak(mode: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The larger peak of two peers that made some steps, snapshots and saved momenta; median seconds of a plain step."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        swarm = LocalSwarm(folder, loop.run_toml(model, loop.text_in(folder), options.every, len(loop.PEERS)))
+        try:
+            for peer in loop.PEERS:
+                swarm.join(peer, environment={"SWARMENTUM_MEMORY": mode})
+            last = options.every * (options.snapshots + 1) - 1  # the momentum after the last snapshot is saved
+            for peer in loop.PEERS:
+                swarm.wait_step(peer, last, WAIT_SECONDS_MAX)
+            peaks = [loop.peak_bytes(swarm.processes[peer].child.pid) for peer in loop.PEERS]
+            seconds = _plain_steps(swarm, options.every, last)
+            left_out = sum(loop.left_out(swarm, peer) for peer in loop.PEERS)
+            text = (folder / "run.toml").read_text()
+        finally:
+            swarm.close()
+    return {"peak_bytes": max(peaks), "step_s": seconds, "snapshots_left_out": left_out, "run_toml": text}
+
+
+def _plain_steps(swarm: LocalSwarm, every: int, last: int) -> float:
+    plain = []
+    for peer in loop.PEERS:
+        times = loop.times_of(swarm, peer)
+        for before, step in pairwise(range(loop.WARM_UP_STEPS, last + 1)):
+            if before % every and (before + every // 2) % every:
+                plain.append(times[step] - times[before])
+    return round(statistics.median(plain), 3)

@@ -1,0 +1,17 @@
+"""What `tests.bench size` takes as the plan is what `join` plans with; a real swarm is measured by the command alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench import loop, size
+
+
+@pytest.mark.parametrize(("mode", "state"), [("full", 28), ("small", 21.5)])
+def test_the_plan_of_a_mode_is_that_of_a_peer_on_a_cpu(mode: str, state: float) -> None:
+    model, parameters = loop.model_of(1_000_000)
+    text = loop.run_toml(model, Path("/nowhere"), 8, 2).replace("BOOTSTRAP", "")
+    planned = size.planned_bytes(mode, text) / parameters
+    assert state < planned < state + 8, "besides, activations of four samples"

@@ -1,0 +1,57 @@
+"""A web server of one folder that knows byte ranges, as nginx does, and that can lie, end early or know no ranges."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+
+class WebFolder:
+    """`lies`: bytes of a state that are wrong, by their place. `ends_at`: no file has more bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lies, self.ends_at, self.ranges = folder, set[int](), 1 << 60, True
+        self.asked: list[tuple[str, str | None]] = []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.answer(self)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        wanted = request.headers.get("Range")
+        self.asked.append((request.path, wanted))
+        path = self.folder / request.path.lstrip("/")
+        if not path.is_file():
+            request.send_error(404)
+            return
+        data = bytearray(path.read_bytes()[: self.ends_at])
+        for place in self.lies if path.suffix == ".state" else ():
+            data[place] ^= 1
+        first, last = 0, len(data) - 1
+        if wanted and self.ranges:
+            match = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted)
+            assert match is not None, wanted
+            first, last = int(match[1]), min(int(match[2] or last), last)
+            if first > last:
+                request.send_error(416)
+                return
+        part = bytes(data[first : last + 1])
+        request.send_response(206 if wanted and self.ranges else 200)
+        request.send_header("Content-Length", str(len(part)))
+        request.end_headers()
+        request.wfile.write(part)
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
