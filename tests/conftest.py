@@ -45,6 +45,14 @@ def _seeded() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """A command that a test calls in this process writes its log to what stderr was then: later tests have another."""
+    yield
+    if "structlog" in sys.modules:
+        sys.modules["structlog"].reset_defaults()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_page() -> None:
     """Coordinators of tests start no web page: it takes a second of a core, and a fixed port. Tests of the page ask for one."""

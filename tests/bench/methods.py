@@ -275,7 +275,7 @@ class LocalRounds:
         **votes: Any,
     ) -> None:
         self._parameters = [tensor for _, tensor in named_tensors(model)]
-        config, places = LocalConfig(local_steps, 1.0, *betas, optimizer=inner), Layout.of(model).places
+        config, places = LocalConfig(local_steps, INNER_LR, *betas, optimizer=inner), Layout.of(model).places
         self._inner = [LocalSteps(self._parameters, config, places) for _ in range(peers)]
         self._where: list[list[Tensor]] = []
         self._done, self._outer_lr = 0, float(np.float32(outer_lr))
@@ -292,7 +292,7 @@ class LocalRounds:
                 self._where.append(self._here())
             self._go(self._where[index])
             backward(index)
-            inner.step(lr)
+            inner.step(lr / INNER_LR)
             self._where[index] = self._here()
             self._go(inner.start)
         self._done = (self._done + 1) % self._inner[0].config.steps
@@ -354,6 +354,8 @@ SECOND: Final = {"beta": 0.95, "beta2": 0.99}
 """Decay of the momentum and of the private second moment."""
 
 SIZED: Final = {"magnitudes": True, "base": {"name": "sgd"}, "beta": 0.95}
+INNER_LR: Final = 0.5
+"""What the step's rate is divided by and multiplied with again, both exactly."""
 LOCAL: Final = {"local_steps": 15, "outer_lr": 0.7}
 
 MUON: Final = {"base": {"name": "muon"}, **SECOND}
