@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES_MAX = 400
@@ -191,3 +192,12 @@ def test_every_command_of_the_docs_is_run_by_a_test_or_says_why_not() -> None:
             ]
     assert not unknown, "\n".join(unknown)
     assert not [where for where in RUN_BY.values() if not (ROOT / where).exists()]
+
+
+def test_the_skill_page_says_in_yaml_what_it_is_for() -> None:
+    """Programs that read skills look at the front matter alone."""
+    _, front, text = (ROOT / "docs" / "SKILL.md").read_text(encoding="utf-8").split("---\n", 2)
+    said = yaml.safe_load(front)
+    assert said.keys() == {"name", "description"}
+    assert all(isinstance(value, str) and value for value in said.values())
+    assert text.strip()
