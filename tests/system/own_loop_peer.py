@@ -9,6 +9,7 @@ data of its own, so it allows none of the run's, and ends the program after thre
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,7 +44,7 @@ def main(link: str, home: str, how: str) -> None:
         link, model, home=home, own_data=own_data, allow_data=not own_data, listen="127.0.0.1:0", threads=1
     )
     if how == "optimizer":
-        behind_optimizer(peer, model)
+        behind_optimizer(peer, model, Path(home) / "losses")
     for rounds, share in enumerate(peer, 1):
         loss = 0.0
         batches = [torch.randint(0, 256, (share.samples, 33))] if own_data else share.batches(4)
@@ -60,8 +61,8 @@ def main(link: str, home: str, how: str) -> None:
         print(peer.summary.votes_accepted, flush=True)
 
 
-def behind_optimizer(peer: swarmentum.Joined, model: Own) -> None:
-    """A loop that knows nothing of shares, as a trainer has it; two micro-batches a step."""
+def behind_optimizer(peer: swarmentum.Joined, model: Own, file: Path) -> None:
+    """A loop that knows nothing of shares, as a trainer has it; two micro-batches a step. `file`: their mean losses."""
     optimizer = peer.optimizer()
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     with pytest.raises(swarmentum.OperatorError, match="call optimizer"):
@@ -69,8 +70,12 @@ def behind_optimizer(peer: swarmentum.Joined, model: Own) -> None:
     while not optimizer.finished:
         assert optimizer.share is not None
         step = optimizer.share.number
+        losses = []
         for _ in range(2):
-            (model(torch.randint(0, 256, (4, 33))).loss / 2).backward()
+            losses.append(model(torch.randint(0, 256, (4, 33))).loss)
+            (losses[-1] / 2).backward()
+        with file.open("a") as lines:
+            lines.write(f"{step} {sum(map(float, losses)) / 2!r}\n")
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
