@@ -29,6 +29,7 @@ RUN: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_a_swarm_in_one_cell_loses_a_peer_gets_it_back_and_all_states_agree(tmp_path: Path) -> None:
     folder = tmp_path / "swarm"
