@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,21 @@ NOTEBOOK = PAGE.parent / "examples" / "swarm.ipynb"
 WORDS_MAX = 560
 
 
+def run(pieces: Iterable[tuple[str, str]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code one piece after the other, with one set of names; nothing is left running."""
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, object] = {}
+    try:
+        for name, code in pieces:
+            exec(compile(code, name, "exec"), names)
+    finally:
+        swarm = names.get("swarm")
+        if isinstance(swarm, swarmentum.Local):
+            swarm.close()
+    assert processes_with(str(folder)) == []
+
+
 @pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.long
@@ -24,21 +40,12 @@ WORDS_MAX = 560
 def test_the_code_of_the_page_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.S | re.M)
     assert len(blocks) == 3
-    names: dict[str, object] = {}
-    try:
-        for block in blocks:
-            exec(compile(block, str(PAGE), "exec"), names)
-    finally:
-        swarm = names.get("swarm")
-        if isinstance(swarm, swarmentum.Local):
-            swarm.close()
+    run(((str(PAGE), block) for block in blocks), tmp_path, monkeypatch)
     told = capsys.readouterr().out
     assert "http://127.0.0.1:" in told
     assert len(re.findall(r"^12D3Koo\w+ \d+ \d+$", told, flags=re.M)) == 3
-    assert processes_with(str(tmp_path)) == []
 
 
 @pytest.mark.nightly
@@ -48,24 +55,13 @@ def test_the_code_of_the_page_runs(
 def test_the_cells_of_the_notebook_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("MPLBACKEND", "agg")
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert not any(cell.get("outputs") for cell in cells), "results of somebody's machine are in the file"
-    names: dict[str, object] = {}
-    try:
-        for cell in cells:
-            if cell["cell_type"] == "code":
-                exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
-    finally:
-        swarm = names.get("swarm")
-        if isinstance(swarm, swarmentum.Local):
-            swarm.close()
+    run(((cell["id"], "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"), tmp_path, monkeypatch)
     told = capsys.readouterr().out
     [accepted] = re.findall(r"The late peer has (\d+) accepted votes", told)
     assert int(accepted) >= 3
     assert int(re.findall(r"^(\d+) steps, the same state", told, flags=re.M)[0]) >= 5
-    assert processes_with(str(tmp_path)) == []
 
 
 def test_the_page_is_short_and_names_only_what_there_is() -> None:

@@ -74,10 +74,6 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._take()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Before each step the swarm has done it already."""
-        super().zero_grad(set_to_none)
-
     def _take(self) -> None:
         self._losses, self._figures = [], (None, 0)
         self.share = self._peer._next()

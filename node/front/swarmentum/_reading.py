@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Vote:
-    """One peer's accepted votes in a step, as the log has them. Samples, tokens and loss are the author's claims."""
+    """One peer's accepted votes in a step, as the log has them. Samples, tokens and loss are the author's claims.
+
+    `payload_sha256` is empty where the step has the sum of its votes: such an entry names all payloads by one hash."""
 
     peer: str
     payload_sha256: str
