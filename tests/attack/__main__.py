@@ -25,6 +25,7 @@ HONEST = ("ada", "bob", "cyd")
 AFTER_SECONDS_MAX = 60.0
 STEPS_AFTER = 5
 WIDTH = 160
+WORDS_MAX = 300
 RUN = f"""
 name = "attacked"
 {PLAIN_MODEL}
@@ -84,7 +85,7 @@ def attacked(swarm: LocalSwarm, name: str, what: str, seconds: float, calm_secon
     except subprocess.TimeoutExpired as error:
         return Result(name, what, calm, 0.0, False, f"the attacker did not end within {error.timeout:.0f} s")
     rate = (head(swarm) - before) / (time.monotonic() - began)
-    words = done.stdout.strip() or done.stderr.strip()[-300:]
+    words = (done.stderr if done.returncode else done.stdout).strip()[-WORDS_MAX:]
     return Result(name, what, calm, rate, done.returncode == 0 and goes_on(swarm), words)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import sys
 from pathlib import Path
+
+import structlog
 
 from tests.attack.attacks import all_attacks
 from tests.attack.base import Target
@@ -18,6 +21,8 @@ def main() -> None:
     faulthandler.dump_traceback_later(
         10 * float(seconds) + HANGS_SECONDS, exit=True
     )  # says where it hangs, before it is ended
+    # what its p2pd has to say is no result
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     target = Target(link, Path(folder), int(pid[0]) if pid else None)
     print(all_attacks()[name].run(target, float(seconds)))
 
