@@ -369,7 +369,7 @@ class _Peer:
 
     def _evaluates(self, config: RunConfig, facts: pb.GetRunResponse) -> bool:
         """Whether this peer reports held-out losses: an anchor, or a peer of a run without anchors."""
-        wanted = bool(config.evaluation.every) and self.settings.evaluate and self.own is None
+        wanted = bool(config.evaluation.every) and self.settings.evaluate and (self.own is None or self.own.evaluates)
         return wanted and not self.copies and (self.anchor or not facts.anchored)
 
     def _evaluator(
@@ -379,8 +379,12 @@ class _Peer:
             return None
         read = partial(text.samples.validation, config.evaluation.samples)
         model = replica.model_to_evaluate()
-        write = writer(config, text.tokenizer, replica.device if model is None else torch.device("cpu"))
-        return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log, write, model)
+        write, loss = None, None if self.own is None else self.own.handover.loss
+        if self.own is None:
+            write = writer(config, text.tokenizer, replica.device if model is None else torch.device("cpu"))
+        return Evaluator(
+            config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log, write, model, loss
+        )
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
         card = facts_of(

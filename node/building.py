@@ -39,6 +39,11 @@ class Own:
     reads: bool
     entered: Callable[[], None] = lambda: None
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether it can tell the held-out loss of states."""
+        return self.reads and self.handover.loss is not None
+
     def asks(self, config: RunConfig) -> RunConfig:
         """The run without what it would ask of this machine in vain: its model's code. Raises OperatorError."""
         if config.trust.enabled and not self.reads:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from node.model.sliced_loss import loss
 
 Batch = Tensor | npt.NDArray[np.int64]
+Loss = Callable[[nn.Module, Tensor], Tensor]
+"""Mean nats a predicted token, a scalar: of a model and samples, int64 [n, context + 1]."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ def accumulate_gradients(
     device: torch.device,
     autocast: AbstractContextManager[Any] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    loss: Loss = loss,
 ) -> GradResult:
     """Replace every parameter's `.grad` by the mean gradient over the samples of `batches`.
 

@@ -32,6 +32,7 @@ from node.ranks.channel import Channel, RankLost, lost_ranks
 from node.ranks.follow import AGREED
 from node.ranks.launch import Launch, rank_device
 from node.ranks.shard import BUFFERS, COMMANDS, Order, RankShard
+from node.training.maker import GradientMaker
 from node.training.replica import BASE_PREFIX, Replica
 from protos.assignment import Range
 from protos.optimizer_config import OptimizerConfig
@@ -320,6 +321,7 @@ class RanksReplica(Replica):
         micro_batch: int,
         autocast: Any,
         should_stop: Callable[[], bool],
+        by: GradientMaker | None = None,
     ) -> GradResult:
         """Every rank enters its own autocast (`Order.precision`), and has up to `micro_batch` samples at a time."""
 

@@ -55,7 +55,10 @@ class Checker:
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
             if away := self._samples.away(ranges):
                 raise vote_checks.NoGradient(away)
-            over = self._replica.mean_gradient(self._samples, ranges, self._micro_batch, self._autocast, self._stopping)
+            by = self._replica.maker.checker
+            over = self._replica.mean_gradient(
+                self._samples, ranges, self._micro_batch, self._autocast, self._stopping, by
+            )
             if over.samples < sum(map(len, ranges)):
                 raise vote_checks.NoGradient("this peer is about to stop")
             return vote_checks.transformed(demo.layout, self._replica.whole_gradients(), own.transform)

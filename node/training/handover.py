@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from node.data.samples import Samples
-from node.model.gradients import GradResult, to_device
+from node.model.gradients import GradResult, Loss, no_room, to_device
 from node.optim.step import NonFiniteGradient
-from node.training.maker import NoVotes
+from node.training.maker import BuiltIn, NoVotes
 from protos.assignment import Range
 from protos.errors import OperatorError
 
@@ -71,13 +71,42 @@ class Unread(Samples):
         )
 
 
+class OwnLoss:
+    """A program's loss. Raises OperatorError, with what it did, for one that fails or gives no mean to differentiate."""
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+
+    def __call__(self, model: nn.Module, samples: Tensor) -> Tensor:
+        try:
+            found = self._loss(model, samples)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and no_room(error):
+                raise
+            raise OperatorError(
+                f"the loss that the program gave to join failed: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise OperatorError(
+                f"the loss that the program gave to join returned {what}; expected the mean in nats a token over the samples, "
+                "a scalar tensor"
+            )
+        if torch.is_grad_enabled() and not found.requires_grad:
+            raise OperatorError("the loss that the program gave to join has no gradient: return it without detach()")
+        return found.reshape(())
+
+
 class Handover:
-    """Both ends: the training calls `begin` and `mean_gradient`, the program's thread the rest. `model`: the program's."""
+    """Both ends: the training calls `begin` and `mean_gradient`, the program's thread the rest. `model`: the program's.
 
-    checks = False
+    `loss`: its loss, with which the training checks others' votes and evaluates states. None: it does neither.
+    """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: Loss | None = None) -> None:
         self.model = model
+        self.loss = None if loss is None else OwnLoss(loss)
+        self.checker = None if self.loss is None else BuiltIn(model, self.loss)
         self.device: torch.device = next(model.parameters()).device
         self._step, self._lr = 0, 0.0
         self._decided: Callable[[], bool] = lambda: False

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from node.data.samples import Batch
-from node.model.gradients import no_room, to_device
-from node.model.sliced_loss import loss
+from node.model.gradients import Loss, no_room, to_device
+from node.model.sliced_loss import loss as next_token_loss
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
 from node.training.replica import Replica
@@ -51,7 +51,13 @@ def set_sha256(samples: Batch) -> bytes:
 
 
 def held_out_loss(
-    model: nn.Module, samples: Batch, device: torch.device, micro_batch: int, stopping: Callable[[], bool], rests: float
+    model: nn.Module,
+    samples: Batch,
+    device: torch.device,
+    micro_batch: int,
+    stopping: Callable[[], bool],
+    rests: float,
+    loss: Loss = next_token_loss,
 ) -> float | None:
     """Mean loss in nats a token, in fp32 without dropout; summed in fp64. None if it was stopped."""
     total = 0.0
@@ -70,7 +76,7 @@ class Evaluator:
     """One peer's. `samples` reads the held-out samples, and raises OperatorError while they are not here. `tell` reports.
 
     `write`: what a model writes, for people. None: nothing. `model`: one on the CPU to evaluate with. None: a copy of the
-    replica's, on its device.
+    replica's, on its device. `loss`: the program's own, for a model of its own.
     """
 
     def __init__(
@@ -84,10 +90,11 @@ class Evaluator:
         log: Any,
         write: Callable[[nn.Module], str] | None = None,
         model: nn.Module | None = None,
+        loss: Loss | None = None,
     ) -> None:
         self._config, self._replica, self._store = config, replica, store
         self._samples, self._tell, self._micro_batch, self._log = samples, tell, micro_batch, log
-        self._write = write
+        self._write, self._loss = write, loss or next_token_loss
         self._device = replica.device if model is None else torch.device("cpu")
         self._given = self._model = None if model is None else model.eval().requires_grad_(requires_grad=False)
         self._set: tuple[Batch, bytes] | None = None
@@ -151,7 +158,7 @@ class Evaluator:
         samples, name = self._set
         device = self._device
         model = self._load(path)
-        value = held_out_loss(model, samples, device, self._micro_batch, self._ends, RESTS)
+        value = held_out_loss(model, samples, device, self._micro_batch, self._ends, RESTS, self._loss)
         if value is None:
             return
         seconds = round(time.monotonic() - began, 1)
@@ -177,7 +184,13 @@ class Evaluator:
         from safetensors.torch import load_file
 
         if self._model is None:
-            self._model = copy.deepcopy(self._replica.whole_model()).eval().requires_grad_(requires_grad=False)
+            try:
+                made = copy.deepcopy(self._replica.whole_model())
+            except (TypeError, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and no_room(error):
+                    raise
+                raise OperatorError(f"copy.deepcopy cannot copy the model: {error}") from error
+            self._model = made.eval().requires_grad_(requires_grad=False)
         tensors = load_file(path)
         with torch.no_grad():
             for name, parameter in parameters_of(self._model).items():

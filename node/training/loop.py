@@ -111,7 +111,7 @@ class Trainer:
             start=self.start, mirrors=lambda: self.places.reader(self.terms.mirrors, run, self.log, self.swarm.loaded),
         )  # fmt: skip
         self.reached, self.checker = DigestReporter(self.replica, self.swarm, self.recovery), None
-        if self.config.trust.enabled and self.samples is not None and self.replica.maker.checks:
+        if self.config.trust.enabled and self.samples is not None and self.replica.maker.checker:
             self.checker = Checker(
                 public_key_of(self.summary.id), self.config.trust, self.replica, self.samples, self.swarm,
                 self.micro_batch, self.autocast, self.stopping, self.log,

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from node.data.samples import Samples
-from node.model.gradients import GradResult, accumulate_gradients, free_cache, no_room
+from node.model.gradients import GradResult, Loss, accumulate_gradients, free_cache, no_room
+from node.model.sliced_loss import loss as next_token_loss
 from protos.assignment import Range
 from protos.errors import OperatorError
 
@@ -26,8 +27,9 @@ class NoVotes(Exception):  # noqa: N818 - nothing failed: this peer has nothing 
 class GradientMaker(Protocol):
     """Of one replica on one device."""
 
-    checks: bool
-    """Whether it can make the gradient over any samples of the run, which checks of other peers' votes need."""
+    @property
+    def checker(self) -> BuiltIn | None:
+        """Makes the gradient over any samples of the run, in the training's thread: checks of others' votes need it."""
 
     def begin(self, step: int, lr: float, decided: Callable[[], bool]) -> None:
         """The next gradients are for this clock step; `decided`: they would be in vain. `should_stop` also rests, as the owner
@@ -49,10 +51,8 @@ class GradientMaker(Protocol):
 class BuiltIn:
     """Next-token loss of a model over the run's samples. It computes fewer at a time if the device has no room for more."""
 
-    checks = True
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, loss: Loss = next_token_loss) -> None:
+        self._model, self._loss, self.checker = model, loss, self
         self._step = 0
         self._fits: int | None = None  # samples for which the device had room at a time, as far as is known
 
@@ -75,7 +75,7 @@ class BuiltIn:
             size = max(min(self._fits, sum(map(len, parts))), 1)
             try:
                 batches = samples.micro_batches(parts, size)
-                return accumulate_gradients(model, batches, device, autocast, should_stop)
+                return accumulate_gradients(model, batches, device, autocast, should_stop, self._loss)
             except RuntimeError as error:
                 if not no_room(error):
                     raise

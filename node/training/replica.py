@@ -220,9 +220,10 @@ class Replica:
         micro_batch: int,
         autocast: Any,
         should_stop: Callable[[], bool],
+        by: GradientMaker | None = None,
     ) -> GradResult:
         """Put the mean gradient over the samples of `ranges` at the state that is here into `.grad`; no local steps."""
-        return self.maker.mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop)
+        return (by or self.maker).mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop)
 
     def rest(self) -> None:
         """Give the device's memory back that only training needs: the gradients, and what torch keeps for later."""

@@ -1,9 +1,9 @@
 """A program that trains with a model class and a loop of its own: `python -m tests.system.own_loop_peer LINK HOME HOW`.
 
 Names and shapes are those of tests/system/tiny.py, and the code is not: the model takes the tokens in another way, and the loop
-has its own loss. HOW: `on` goes on for ever; `optimizer` does, behind a torch optimizer; `leaves`
-takes three rounds and leaves; `ends` has
-data of its own, so it allows none of the run's, and ends the program after three rounds without a word.
+has its own loss. HOW: `on` goes on for ever; `checks` does, and gives its loss to the peer; `optimizer` does, behind a torch
+optimizer; `leaves` takes three rounds and leaves; `ends` has data of its own, so it allows none of the run's, and ends the
+program after three rounds without a word.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def main(link: str, home: str, how: str) -> None:
     model = Own()
     own_data = how in {"ends", "optimizer"}
     peer = swarmentum.join(
-        link, model, home=home, own_data=own_data, allow_data=not own_data, listen="127.0.0.1:0", threads=1
-    )
+        link, model, loss=Own.nats if how == "checks" else None,
+        home=home, own_data=own_data, allow_data=not own_data, allow_code=how == "checks", listen="127.0.0.1:0", threads=1,
+    )  # fmt: skip
     if how == "optimizer":
         behind_optimizer(peer, model, Path(home) / "losses")
     for rounds, share in enumerate(peer, 1):
@@ -54,7 +55,7 @@ def main(link: str, home: str, how: str) -> None:
             loss += part.item()
         peer.contribute(loss, tokens=share.samples * 30)
         print(share.number, flush=True)
-        if how != "on" and rounds == 3:
+        if how not in {"on", "checks"} and rounds == 3:
             break
     if how == "leaves":
         peer.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +127,35 @@ def test_a_loop_that_only_calls_step_votes_like_any_other(swarm: swarmentum.Loca
     logged = {str(step.step): vote.loss for step in run.steps for vote in step.votes if vote.peer == eve}
     assert len(logged) >= 8
     assert all(loss == pytest.approx(float(said[step]), rel=1e-6) for step, loss in logged.items())
+
+
+@pytest.mark.nightly
+def test_a_program_that_gives_its_loss_checks_others_and_tells_held_out_losses(tmp_path: Path) -> None:
+    run = RUN | {"trust": {"enabled": True}, "evaluation": {"every": 10}}
+    run["clock"] = {**RUN["clock"], "min_peers": 3}
+    with swarmentum.local(peers=2, run=run, folder=tmp_path / "swarm") as made:
+        program = Program(made, "own", "checks")
+        log = program.log
+
+        def said(what: str) -> list[str]:
+            assert program.child.poll() is None, log.read_text()[-3000:]
+            return [line for line in log.read_text().splitlines() if what in line]
+
+        def both() -> list[tuple[float, float]]:
+            """What it and another peer say of the same states."""
+            mine = dict(re.findall(r"loss=([\d.]+).* step=(\d+)", line)[0][::-1] for line in said("held-out loss"))
+            events = map(json.loads, (made.folder / "logs" / "peer-0.log").read_text().splitlines())
+            theirs = {str(event["step"]): event["loss"] for event in events if event["event"] == "held-out loss"}
+            return [(float(mine[step]), theirs[step]) for step in mine.keys() & theirs.keys()]
+
+        try:
+            wait_for("checks", lambda: len(said("checked")) >= 3, 120)
+            found = wait_for("held-out losses of one state", both, 60)
+        finally:
+            program.end(signal.SIGINT)
+        assert all(mine == pytest.approx(theirs, rel=0.05) for mine, theirs in found), "it is the same text"
+        assert swarmentum.read_run(made.link).exclusions == ()
+        assert made.verify().ok
 
 
 @pytest.mark.nightly

@@ -25,6 +25,7 @@ from node.app import Outcome
 from node.app import join as take_part
 from node.building import Own
 from node.config import PeerSettings, load_settings
+from node.model.gradients import Loss
 from node.ranks.launch import launched
 from node.stop import Stop
 from node.training.handover import Handover, Share
@@ -49,11 +50,13 @@ class Joined:
     the peer: the momentum is saved, and a later `join` with the same home goes on with it.
     """
 
-    def __init__(self, link: str, model: nn.Module, settings: PeerSettings, *, reads: bool) -> None:
+    def __init__(
+        self, link: str, model: nn.Module, settings: PeerSettings, *, reads: bool, loss: Loss | None = None
+    ) -> None:
         self.model = model
         self.home = settings.home
         self._settings = settings
-        self._handover = Handover(model)
+        self._handover = Handover(model, loss)
         self._stop = Stop()
         self._ready = threading.Event()
         self._outcome: Outcome | None = None
@@ -172,6 +175,7 @@ def join(
     link: str,
     model: nn.Module,
     *,
+    loss: Loss | None = None,
     home: str | os.PathLike[str] | None = None,
     own_data: bool = False,
     allow_code: bool = False,
@@ -181,11 +185,13 @@ def join(
 ) -> Joined:
     """Take part in a run with a model and a loop of this program's own. Returns when the peer is in the run.
 
-    `model`: parameters with the run's names and shapes, fp32, on one device. It gets the swarm's parameters. `home`: of the
-    identity and the momentum (default ~/.swarmentum/peer). `own_data`: the run's text is not read; the program has samples of
-    its own. `allow_code`, `allow_data`, `yes`: the consents of the command `join`. Only with `allow_code` is the run's model
-    code called, for the first parameters. Without it the peer takes a state that other peers agreed on. `settings`: others of
-    the command, such as archive=True, upload_mbit=20 or listen="127.0.0.1:0".
+    `model`: parameters with the run's names and shapes, fp32, on one device. It gets the swarm's parameters. `loss`: called as
+    loss(model, samples) with int64 [n, context + 1] on the model's device, also in another thread with a copy of the model;
+    returns the mean in nats a predicted token. With it the peer checks others' votes where the run asks for that, and reports
+    held-out losses. `home`: of the identity and the momentum (default ~/.swarmentum/peer). `own_data`: the run's text is not
+    read; the program has samples of its own. `allow_code`, `allow_data`, `yes`: the consents of the command `join`. Only with
+    `allow_code` is the run's model code called, for the first parameters. Without it the peer takes a state that other peers
+    agreed on. `settings`: others of the command, such as archive=True, upload_mbit=20 or listen="127.0.0.1:0".
 
     Raises OperatorError for a model with another layout or a wrong setting, NetworkError, RefusedError.
     """
@@ -205,4 +211,4 @@ def join(
     Invite.parse(link).public("swarmentum.join")
     if not structlog.is_configured():
         configure_logging(as_json=False, target=sys.stderr)
-    return Joined(link, model, chosen, reads=not own_data)
+    return Joined(link, model, chosen, reads=not own_data, loss=loss)

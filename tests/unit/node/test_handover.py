@@ -262,3 +262,37 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def test_a_program_s_loss_checks_as_the_built_in_one_does() -> None:
+    made = replica(lambda its: Handover(its, loss))
+    plain = replica(None)
+    for one in (made, plain):
+        assert one.maker.checker is not None
+        result = one.mean_gradient(text(), RANGES, 3, None, never, by=one.maker.checker)
+        assert result.samples == 8
+    for ours, theirs in zip(made.whole_gradients(), plain.whole_gradients(), strict=True):
+        assert ours is not None
+        assert theirs is not None
+        assert torch.equal(ours, theirs)
+    without = replica(Handover)
+    assert without.maker.checker is None
+
+
+def broken(model: torch.nn.Module, samples: torch.Tensor) -> torch.Tensor:
+    return samples.undefined  # type: ignore[no-any-return, attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (broken, "failed: AttributeError: .*undefined"),
+        (lambda its, rows: loss(its, rows).detach(), "no gradient: return it without detach"),
+        (lambda its, rows: loss(its, rows).item(), "returned float; expected the mean"),
+        (lambda its, rows: its(rows), r"returned a tensor of shape \(3, 17, 256\)"),
+    ],
+)
+def test_a_loss_that_cannot_be_differentiated_is_said_in_words(own: Any, said: str) -> None:
+    made = replica(lambda its: Handover(its, own))
+    with pytest.raises(OperatorError, match=said):
+        made.mean_gradient(text(), RANGES, 3, None, never, by=made.maker.checker)
