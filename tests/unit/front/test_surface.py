@@ -37,7 +37,7 @@ SURFACE = {
     "Verification": None,
     "Vote": "(peer, payload_sha256, payload_bytes, samples, tokens, loss)",
     "__version__": None,
-    "join": "(link, model, *, home=, own_data=, allow_code=, allow_data=, yes=, settings)",
+    "join": "(link, model, *, loss=, home=, own_data=, allow_code=, allow_data=, yes=, settings)",
     "local": "(peers=, anchor=, run=, folder=)",
     "read_run": "(run)",
     "verify": "(archive, *, run_id=, from_step=, model=)",
