@@ -17,8 +17,9 @@ MODULE = "torch.distributed.tensor"
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
     """Whether this is a tensor as `fully_shard` makes them."""
-    module = sys.modules.get(MODULE)
-    return module is not None and isinstance(value, module.DTensor)
+    # another thread may be in the middle of the import: a program's own loop has one
+    kind = getattr(sys.modules.get(MODULE), "DTensor", None)
+    return kind is not None and isinstance(value, kind)
 
 
 def is_dealt(parameter: DTensor) -> bool:

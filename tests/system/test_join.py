@@ -65,8 +65,12 @@ class Program:
 
     def rounds(self, count: int, seconds: float = 90) -> None:
         """Until the program's loop has made so many rounds."""
-        wait_for(f"round {count}", lambda: len(self.lines) >= count or self.child.poll() is not None, seconds)
-        assert len(self.lines) >= count, self.log.read_text()[-3000:]
+        try:
+            wait_for(f"round {count}", lambda: len(self.lines) >= count or self.child.poll() is not None, seconds)
+            assert len(self.lines) >= count, self.log.read_text()[-3000:]
+        except AssertionError:
+            self.end(signal.SIGKILL)
+            raise
 
     def end(self, number: int | None = None) -> int:
         if number is not None:
