@@ -55,7 +55,7 @@ help: ## Show this help.
 .venv/.trainers: .venv/.node
 	$(BIN)/python -m venv --without-pip .venv/trainers
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(echo .venv/trainers/lib/python3.*/site-packages)/shared.pth
-	$(BIN)/python -m pip --python .venv/trainers/bin/python install --quiet --disable-pip-version-check -c deploy/constraints.txt accelerate lightning
+	$(BIN)/python -m pip --python .venv/trainers/bin/python install --quiet --disable-pip-version-check -c deploy/constraints.txt accelerate lightning torchtitan triton
 	@touch $@
 
 .venv/.docs: .venv/.node

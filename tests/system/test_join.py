@@ -179,6 +179,30 @@ def test_a_trainer_of_hugging_face_is_a_peer(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.skipif(not TRAINERS, reason="SWARMENTUM_TEST_TRAINERS names no Python with torchtitan (make nightly does)")
+def test_torchtitan_is_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model in a built-in peer, too: both hold one state."""
+    monkeypatch.setenv("SWARMENTUM_TEST_TITAN", str(tmp_path / "titan"))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'node' / 'front'}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    script = [str(ROOT / "tests" / "system" / "titan_peer.py")]
+    subprocess.run([TRAINERS, *script, "prepare"], cwd=ROOT, check=True, timeout=60)
+    torchrun = [TRAINERS, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    code = (
+        "import subprocess, sys, swarmentum\n"
+        "clock = {'steps': 15, 'batch_samples': 8, 'min_peers': 2}\n"
+        "run = {'model': {'factory': 'tests.system.titan_peer:model'}, 'clock': clock, 'data': {'context': 32}}\n"
+        "with swarmentum.local(peers=1, run=run, folder=sys.argv[1]) as made:\n"
+        "    subprocess.run([*sys.argv[3:], made.link, sys.argv[2]], check=True)\n"
+        "    assert made.verify().ok\n"
+    )
+    words = [TRAINERS, "-c", code, str(tmp_path / "swarm"), str(tmp_path / "home"), *torchrun, *script]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split("votes ")[1].split()[0]) >= 12
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["leaves", "ends"])
 def test_a_program_that_leaves_saves_its_momentum(swarm: swarmentum.Local, how: str) -> None:
     """With `close`, and when the program ends without it."""
