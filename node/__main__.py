@@ -241,7 +241,13 @@ def demo(
 
 @_command(READ_A_RUN)
 def verify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A demo's output folder, a peer's home, or an archive.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A demo's output folder, a peer's home, an archive, or the address of one (https://, s3://, hf://).",
+        ),
+    ],
     from_step: Annotated[
         int | None, typer.Option("--from", min=0, help="Begin with the archived state at or before this step.")
     ] = None,
@@ -252,6 +258,10 @@ def verify(
         str | None,
         typer.Option("--run", metavar="INVITE|ID", help="The run that it has to be: an invite link, or its id."),
     ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(help="With an address: keep the copy there; the same command continues one that broke off."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay an archived run and check every signature, hash and digest, and the exported weights, bit for bit."""
@@ -259,11 +269,28 @@ def verify(
     configure_logging(as_json=as_json)
     with many_imports(said=not as_json):
         from node.archive.verify import show, verify
+        from node.commands.archive_copies import archive_at
     from protos.invite import run_named
 
     named = "" if expected is None else run_named(expected)
-    verdict = show(lambda told: verify(run, from_step, model, told, expected=named), as_json=as_json)
+    with archive_at(run, into) as folder:
+        verdict = show(lambda told: verify(folder, from_step, model, told, expected=named), as_json=as_json)
     raise typer.Exit(0 if verdict.ok else 1)
+
+
+@_command(READ_A_RUN)
+def mirror(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A demo's output folder, a peer's home, or an archive.")],
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="A folder for it, in a directory or in a bucket (s3://, hf://).")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Copy a run's archive to a folder or a bucket, from where anybody can `verify` it. Again: only what is new."""
+    need_node_extra()
+    from node.commands.archive_copies import copy_archive
+
+    copy_archive(run, address, as_json=as_json)
 
 
 @_command(READ_A_RUN)

@@ -131,6 +131,7 @@ def test_every_decision_is_named_where_it_was_built() -> None:
 
 
 RUN_BY = {
+    r"swarmentum (mirror|verify https)": "tests/unit/archive/test_archive_copy.py",
     r"make demo|swarmentum (demo|verify|ledger|status)\b": "tests/system/test_demo.py",
     r"swarmentum (export-log|ledger \./)": "tests/system/test_log_file.py",
     r"make (test|check|sim|docs)": ".ci/run",

@@ -36,7 +36,7 @@ class WebFolder:
             request.send_error(404)
             return
         data = bytearray(path.read_bytes()[: self.ends_at])
-        for place in self.lies if path.suffix == ".state" else ():
+        for place in self.lies if path.suffix == ".state" or path.name == "payloads" else ():
             data[place] ^= 1
         first, last = 0, len(data) - 1
         if wanted and self.ranges:

@@ -1,0 +1,160 @@
+"""An archive in a mirror is verified from there: over a real web server, after a break, and against a mirror that lies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.archive import files
+from node.archive.verify import verify
+from node.mirror import archive_copy
+from node.mirror.archive_copy import INDEX, copy_to, fetch
+from protos.errors import NetworkError, OperatorError
+from tests.system.web_folder import WebFolder
+from tests.unit.archive.test_archive import Life
+
+
+def silent(done: int, of: int) -> None:
+    assert 0 <= done <= of
+
+
+@pytest.fixture
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
+    monkeypatch.setattr(archive_copy, "WAIT_SECONDS_MIN", 0.01)
+    (tmp_path / "life").mkdir()
+    made = Life(tmp_path / "life")
+    made.steps(4)
+    yield made
+    made.recorder.close()
+
+
+@pytest.fixture
+def web(life: Life, tmp_path: Path) -> Iterator[WebFolder]:
+    copy_to(life.archive, str(tmp_path / "mirror" / "run"), silent)
+    made = WebFolder(tmp_path / "mirror")
+    yield made
+    made.close()
+
+
+def command(*words: str) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "node", *words, "--json"], capture_output=True, text=True, check=False, timeout=120
+    )
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+def test_the_commands_copy_an_archive_and_verify_it_from_an_address(life: Life, tmp_path: Path) -> None:
+    code, said, errors = command("mirror", str(life.folder), str(tmp_path / "mirror" / "run"))
+    assert code == 0, errors
+    assert said["bytes"] == sum(path.stat().st_size for path in life.archive.rglob("*") if path.is_file())
+    server = WebFolder(tmp_path / "mirror")
+    try:
+        code, verdict, errors = command("verify", f"{server.url}/run", "--into", str(tmp_path / "mine"))
+    finally:
+        server.close()
+    assert code == 0, errors
+    assert verdict["steps"] == 4
+    assert verify(tmp_path / "mine", None, None).ok, "the copy stays"
+    code, _, errors = command("verify", str(life.folder), "--into", str(tmp_path / "mine"))
+    assert code == 2
+    assert "nothing is copied; leave --into out" in errors
+
+
+def test_a_copy_that_broke_off_goes_on_where_it_was(web: WebFolder, tmp_path: Path) -> None:
+    web.ends_at = 1000
+    mine = tmp_path / "mine"
+    with pytest.raises(NetworkError, match="log: "):
+        fetch(f"{web.url}/run", mine, silent)
+    web.ends_at = 1 << 60
+    web.asked.clear()
+    fetch(f"{web.url}/run", mine, silent)
+    assert (f"/run/{files.segment_name(0)}/{files.LOG}", "bytes=1000-") in web.asked
+    assert verify(mine, None, None).ok
+    web.asked.clear()
+    fetch(f"{web.url}/run", mine, silent)
+    assert [path for path, _ in web.asked] == [f"/run/{INDEX}"]
+
+
+def test_a_server_without_ranges_serves_an_archive_too(web: WebFolder, tmp_path: Path) -> None:
+    web.ends_at = 1000
+    with pytest.raises(NetworkError):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+    web.ends_at, web.ranges = 1 << 60, False
+    fetch(f"{web.url}/run", tmp_path / "mine", silent)
+    assert verify(tmp_path / "mine", None, None).ok
+
+
+def test_only_what_is_new_is_copied_again(life: Life, tmp_path: Path) -> None:
+    place = tmp_path / "mirror" / "run"
+    copy_to(life.archive, str(place), silent)
+    state = place / files.segment_name(0) / files.STATE
+    before = state.stat().st_ino, (place / files.segment_name(0) / files.LOG).stat().st_size
+    life.steps(2)
+    copy_to(life.archive, str(place), silent)
+    after = state.stat().st_ino, (place / files.segment_name(0) / files.LOG).stat().st_size
+    assert after[0] == before[0]
+    assert after[1] > before[1]
+    verdict = verify(place, None, None)
+    assert verdict.ok
+    assert verdict.steps == 6
+
+
+def test_bytes_that_are_not_those_of_the_index_are_refused(web: WebFolder, tmp_path: Path) -> None:
+    web.lies = {40}
+    with pytest.raises(NetworkError, match="payloads: its bytes are not those that the index names"):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+
+
+def test_a_mirror_whose_index_fits_its_lie_convinces_nobody(web: WebFolder, life: Life, tmp_path: Path) -> None:
+    folder = tmp_path / "mirror" / "run"
+    payloads = folder / files.segment_name(0) / files.PAYLOADS
+    data = bytearray(payloads.read_bytes())
+    data[len(data) // 2] ^= 1
+    payloads.write_bytes(data)
+    index = json.loads((folder / INDEX).read_text())
+    for entry in index["files"]:
+        if entry["name"].endswith("payloads"):
+            entry["sha256"] = files.sha256(bytes(data)).hex()
+    (folder / INDEX).write_text(json.dumps(index))
+    fetch(f"{web.url}/run", tmp_path / "mine", silent)
+    assert not verify(tmp_path / "mine", None, None).ok
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"name": "../../mine/.bashrc"}, "files.0.name: String should match"),
+        ({"name": "/etc/passwd"}, "files.0.name: String should match"),
+        ({"name": "0000000000000/log\n"}, "files.0.name: String should match"),
+        ({"bytes": -1}, "files.0.bytes: Input should be greater than or equal to 0"),
+        ({"sha256": "00"}, "files.0.sha256: String should match"),
+        ({"bytes": 1 << 60}, "the archive takes .* GB more, and .* GB are free"),
+    ],
+)
+def test_an_index_that_no_archive_has_is_refused(
+    web: WebFolder, tmp_path: Path, entry: dict[str, Any], said: str
+) -> None:
+    index = {"version": 1, "files": [{"name": "genesis", "bytes": 3, "sha256": "0" * 64} | entry]}
+    (tmp_path / "mirror" / "run" / INDEX).write_text(json.dumps(index))
+    with pytest.raises(OperatorError, match=said):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+    assert list(tmp_path.rglob(".bashrc")) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("https://example.org", "expected the address of a folder"),
+        ("https://example.org/run", "nobody can write to a web address"),
+        ("s3:///", "expected the address of a folder"),
+    ],
+)
+def test_a_place_that_takes_no_files_is_said(life: Life, address: str, said: str) -> None:
+    with pytest.raises(OperatorError, match=said):
+        copy_to(life.archive, address, silent)
