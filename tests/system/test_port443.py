@@ -6,6 +6,7 @@ swarmentum-port443.service.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -17,23 +18,25 @@ from pathlib import Path
 import pytest
 
 from tests.system.local_swarm import GUARD, wait_for
-from tests.system.netns import HOME_ROUTER, HOMES, PUBLIC, Internet, NotHereError
+from tests.system.netns import HOME_ADDRESS, HOME_ROUTER, HOMES, PUBLIC, Internet, NotHereError
 from tests.system.test_nat import COORDINATOR_PORT, PUBLIC_PEER, RELAY_PORT, NatSwarm, leaves_cleanly, trained_together
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 TINYPROXY = shutil.which("tinyproxy")
 EXAMPLE, ROUTES = Path("deploy/proxy/port443.conf"), Path("deploy/systemd/swarmentum-port443.service")
-HOME = "home1"
+WALLED, PROXIED = HOMES
+PEERS = (PUBLIC_PEER, *HOMES)
 ANNOUNCED = f"/ip4/{PUBLIC['pub']}/tcp/443"
-PROXY_PORT = 8888
+PROXY_PORT, USER, PASSWORD = 8888, "campus", "sesame"
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.netns,
     pytest.mark.timeout(240),
     pytest.mark.skipif(
-        NGINX is None or not STREAM.exists(), reason="no nginx with streams: apt-get install nginx-light libnginx-mod-stream"
+        NGINX is None or not STREAM.exists(),
+        reason="no nginx with streams: apt-get install nginx-light libnginx-mod-stream",
     ),
 ]
 
@@ -43,13 +46,13 @@ class Port443Swarm(NatSwarm):
 
     ADVERTISED, RELAY_AT = 443, "0.0.0.0"  # nginx calls both on loopback
 
-    def __init__(self, folder: Path, internet: Internet, surroundings: dict[str, str] | None = None) -> None:
-        self.of_home = surroundings or {}
-        super().__init__(folder, internet, min_peers=2, relay_flags=("--set", f"announce={ANNOUNCED}"))
+    def __init__(self, folder: Path, internet: Internet, surroundings: dict[str, str]) -> None:
+        self.of_home = surroundings
+        super().__init__(folder, internet, min_peers=3, relay_flags=("--set", f"announce={ANNOUNCED}"))
         assert all(address.startswith(ANNOUNCED) for address in self.bootstrap), self.bootstrap
 
     def surroundings(self, name: str) -> dict[str, str]:
-        return self.of_home if name == HOME else {}
+        return self.of_home if name == PROXIED else {}
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +91,10 @@ def nginx(folder: Path, internet: Internet) -> Iterator[None]:
 @contextmanager
 def running(log: Path, *command: str) -> Iterator[None]:
     """A program that runs meanwhile, and that does not outlive these tests."""
-    import os
-
-    with log.open("w") as file, subprocess.Popen([*GUARD, str(os.getpid()), *command], stdout=file, stderr=file) as child:
+    with (
+        log.open("w") as file,
+        subprocess.Popen([*GUARD, str(os.getpid()), *command], stdout=file, stderr=file) as child,
+    ):
         try:
             yield
         finally:
@@ -98,27 +102,53 @@ def running(log: Path, *command: str) -> Iterator[None]:
             child.wait(10)
 
 
-def check_walls(internet: Internet, *, port_443: bool) -> None:
-    """The network is as narrow as the test says."""
-    for port in (COORDINATOR_PORT, RELAY_PORT):
-        assert internet.connect(HOME, PUBLIC["pub"], port) == "dropped"
-    assert internet.connect(HOME, PUBLIC["pub"], 443) == ("connected" if port_443 else "dropped")
+@contextmanager
+def proxied(folder: Path, internet: Internet) -> Iterator[dict[str, str]]:
+    """An HTTP proxy on the router of home2, which allows CONNECT to port 443 alone; the environment that names it."""
+    assert TINYPROXY is not None
+    config = folder / "tinyproxy.conf"
+    config.write_text(
+        f"Port {PROXY_PORT}\nListen {HOME_ROUTER}\nAllow {HOME_ADDRESS}\nConnectPort 443\nBasicAuth {USER} {PASSWORD}\n"
+        f'LogFile "{folder / "tinyproxy.log"}"\n'
+    )
+    with running(folder / "proxy.log", *internet.inside(HOMES[PROXIED]), TINYPROXY, "-d", "-c", str(config)):
+        wait_for("proxy", lambda: internet.connect(PROXIED, HOME_ROUTER, PROXY_PORT) == "connected")
+        yield {"https_proxy": f"http://{USER}:{PASSWORD}@{HOME_ROUTER}:{PROXY_PORT}"}
+
+
+@contextmanager
+def walls(internet: Internet) -> Iterator[None]:
+    """The network of home1 lets port 443 out, that of home2 nothing."""
+    try:
+        for home in HOMES:
+            internet.firewall(home, port_443=home == WALLED)
+            for port in (COORDINATOR_PORT, RELAY_PORT):
+                assert internet.connect(home, PUBLIC["pub"], port) == "dropped"
+            assert internet.connect(home, PUBLIC["pub"], 443) == ("connected" if home == WALLED else "dropped")
+        yield
+    finally:
+        for home in HOMES:
+            internet.no_firewall(home)
 
 
 @pytest.mark.long
-def test_a_network_that_lets_only_port_443_out(internet: Internet, tmp_path: Path) -> None:
-    internet.firewall(HOME, port_443=True)
-    try:
-        swarm = Port443Swarm(tmp_path, internet)
+@pytest.mark.skipif(TINYPROXY is None, reason="no HTTP proxy: apt-get install tinyproxy-bin")
+def test_networks_with_port_443_alone_and_with_a_proxy_alone(internet: Internet, tmp_path: Path) -> None:
+    with walls(internet), proxied(tmp_path, internet) as surroundings:
+        swarm = Port443Swarm(tmp_path, internet, surroundings)
         try:
-            check_walls(internet, port_443=True)
-            for name in (PUBLIC_PEER, HOME):
+            for name in PEERS:
                 swarm.join_plainly(name)
-            trained_together(swarm, (PUBLIC_PEER, HOME))
-            swarm.wait_relay(HOME, "relay")
-            assert swarm.found(HOME)["seen_at"] == [PUBLIC[HOMES[HOME]]], "the relay sees the address of nginx"
-            leaves_cleanly(swarm, (PUBLIC_PEER, HOME))
+            trained_together(swarm, PEERS)
+            for home in HOMES:
+                swarm.wait_relay(home, "relay")
+                assert swarm.found(home)["seen_at"] == [PUBLIC[HOMES[home]]], "the relay sees the address of nginx"
+            at = f"{HOME_ROUTER}:{PROXY_PORT}"
+            [called] = swarm.events(PROXIED, "the coordinator is called through the HTTP proxy")
+            assert (called["at"], called["proxy"]) == (f"{PUBLIC['pub']}:443", at)
+            [told] = swarm.events(PROXIED, "these peers are reached through the HTTP proxy")
+            assert (told["addresses"], told["proxy"]) == (swarm.bootstrap, at)
+            assert PASSWORD not in (swarm.folder / f"{PROXIED}.log").read_text()
+            leaves_cleanly(swarm, PEERS)
         finally:
             swarm.close()
-    finally:
-        internet.no_firewall(HOME)
