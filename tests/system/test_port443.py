@@ -152,3 +152,20 @@ def test_networks_with_port_443_alone_and_with_a_proxy_alone(internet: Internet,
             leaves_cleanly(swarm, PEERS)
         finally:
             swarm.close()
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(TINYPROXY is None, reason="no HTTP proxy: apt-get install tinyproxy-bin")
+def test_the_doctor_behind_a_proxy_says_which_way_it_takes(internet: Internet, tmp_path: Path) -> None:
+    with walls(internet), proxied(tmp_path, internet) as surroundings:
+        swarm = Port443Swarm(tmp_path, internet, surroundings)
+        try:
+            flags = ("--home", str(swarm.folder / PROXIED), "--listen", "0.0.0.0:0", "--threads", "1", "--json")
+            code, values = swarm.start(PROXIED, "node", "doctor", swarm.link, *flags).finish(150)
+            assert code == 0, values
+            rows = {row["name"]: row for row in values["lines"]}
+            way = f"{PUBLIC['pub']}:443 through the HTTP proxy {HOME_ROUTER}:{PROXY_PORT}, round trip "
+            assert rows["coordinator"]["text"].startswith(way), rows["coordinator"]
+            assert "takes one of 1 relays by itself" in rows["reachability"]["text"], rows["reachability"]
+        finally:
+            swarm.close()
