@@ -133,12 +133,27 @@ def walls(internet: Internet) -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.skipif(TINYPROXY is None, reason="no HTTP proxy: apt-get install tinyproxy-bin")
-def test_networks_with_port_443_alone_and_with_a_proxy_alone(internet: Internet, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "order",
+    [
+        # the public peer finds the homes, and reaches them through the relay
+        (*HOMES, PUBLIC_PEER),
+        # the homes know a public peer that they cannot dial: they wait for their deadlines, and it finds them
+        pytest.param((PUBLIC_PEER, *HOMES), marks=pytest.mark.nightly),
+    ],
+    ids=["homes_first", "public_peer_first"],
+)
+def test_networks_with_port_443_alone_and_with_a_proxy_alone(
+    internet: Internet, tmp_path: Path, order: tuple[str, ...]
+) -> None:
     with walls(internet), proxied(tmp_path, internet) as surroundings:
         swarm = Port443Swarm(tmp_path, internet, surroundings)
         try:
-            for name in PEERS:
+            for name in order[:2]:
                 swarm.join_plainly(name)
+            for name in order[:2]:
+                wait_for(f"{name} in the run", lambda name=name: swarm.events(name, "connections"))  # type: ignore[misc]
+            swarm.join_plainly(order[2])
             trained_together(swarm, PEERS)
             for home in HOMES:
                 swarm.wait_relay(home, "relay")
