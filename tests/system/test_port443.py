@@ -24,7 +24,7 @@ from tests.system.test_nat import COORDINATOR_PORT, PUBLIC_PEER, RELAY_PORT, Nat
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 TINYPROXY = shutil.which("tinyproxy")
-EXAMPLE, ROUTES = Path("deploy/proxy/port443.conf"), Path("deploy/systemd/swarmentum-port443.service")
+EXAMPLE, ROUTES = Path("deploy/proxy/port443.conf"), Path("deploy/proxy/swarmentum-port443.service")
 WALLED, PROXIED = HOMES
 PEERS = (PUBLIC_PEER, *HOMES)
 ANNOUNCED = f"/ip4/{PUBLIC['pub']}/tcp/443"
