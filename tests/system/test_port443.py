@@ -11,12 +11,14 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from protos.pinned import TLS_NAME
 from tests.system.local_swarm import GUARD, wait_for
 from tests.system.netns import HOME_ADDRESS, HOME_ROUTER, HOMES, PUBLIC, Internet, NotHereError
 from tests.system.test_nat import COORDINATOR_PORT, PUBLIC_PEER, RELAY_PORT, NatSwarm, leaves_cleanly, trained_together
@@ -29,6 +31,33 @@ WALLED, PROXIED = HOMES
 PEERS = (PUBLIC_PEER, *HOMES)
 ANNOUNCED = f"/ip4/{PUBLIC['pub']}/tcp/443"
 PROXY_PORT, USER, PASSWORD = 8888, "campus", "sesame"
+
+# What nginx leads where: each server answers with its port, and with the address that it sees.
+SERVERS = """
+import socket, sys, threading
+def serve(server):
+    while True:
+        stream, (address, _) = server.accept()
+        stream.recv(1)
+        stream.sendall(f"{server.getsockname()[1]} {address}".encode())
+        stream.close()
+for port in map(int, sys.argv[1:]):
+    threading.Thread(target=serve, args=(socket.create_server(("127.0.0.1", port)),)).start()
+print("ready", flush=True)
+"""
+SPEAK = """
+import socket, ssl, sys
+first, name, outgoing = b"\\x13/multistream/1.0.0\\n", sys.argv[2], ssl.MemoryBIO()
+if name:
+    try:
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=name).do_handshake()
+    except ssl.SSLWantReadError:
+        first = outgoing.read()
+with socket.create_connection((sys.argv[1], 443), timeout=20) as there:
+    there.sendall(first)
+    print(there.recv(64).decode())
+"""
+WEB_PORT = 8443
 
 pytestmark = [
     pytest.mark.system,
@@ -100,6 +129,24 @@ def running(log: Path, *command: str) -> Iterator[None]:
         finally:
             child.terminate()
             child.wait(10)
+
+
+@pytest.mark.long
+def test_first_bytes_tell_where_a_connection_goes_and_its_address_stays(internet: Internet) -> None:
+    ports = (RELAY_PORT, COORDINATOR_PORT, WEB_PORT)
+    command = [*internet.inside("pub"), sys.executable, "-c", SERVERS, *map(str, ports)]
+    with subprocess.Popen([*GUARD, str(os.getpid()), *command], stdout=subprocess.PIPE, text=True) as servers:
+        try:
+            assert servers.stdout is not None
+            assert servers.stdout.readline() == "ready\n"
+            for port, name in zip(ports, ("", TLS_NAME, "swarm.example"), strict=True):
+                spoken = subprocess.run(
+                    [*internet.inside("home1"), sys.executable, "-c", SPEAK, PUBLIC["pub"], name],
+                    capture_output=True, text=True, check=False, timeout=30,
+                )  # fmt: skip
+                assert spoken.stdout.strip() == f"{port} {PUBLIC['nat1']}", (name, spoken.stderr)
+        finally:
+            servers.kill()
 
 
 @contextmanager
