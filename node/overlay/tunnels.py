@@ -54,7 +54,7 @@ class Tunnels:
             self._log.info(
                 "these peers are reached through the HTTP proxy", proxy=with_proxy[0][1].at, addresses=self._told
             )
-        return [local.get(address, address) for address in addresses]
+        return [_through(address, local) for address in addresses]
 
     def real(self, address: str) -> str:
         """The multiaddress behind a local port of ours; every other multiaddress stays."""
@@ -117,6 +117,14 @@ class Tunnels:
             for writer in writers:
                 self._open.discard(writer)
                 writer.close()
+
+
+def _through(address: str, local: dict[str, str]) -> str:
+    """An address that leads to a peer, or on through that peer as a relay."""
+    for real, here in local.items():
+        if address == real or address.startswith(f"{real}/"):
+            return here + address[len(real) :]
+    return address
 
 
 async def _answers(it: Address) -> bool:

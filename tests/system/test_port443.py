@@ -196,11 +196,11 @@ def test_networks_with_port_443_alone_and_with_a_proxy_alone(
     with walls(internet), proxied(tmp_path, internet) as surroundings:
         swarm = Port443Swarm(tmp_path, internet, surroundings)
         try:
-            for name in order[:2]:
-                swarm.join_plainly(name)
-            for name in order[:2]:
-                wait_for(f"{name} in the run", lambda name=name: swarm.events(name, "connections"))  # type: ignore[misc]
-            swarm.join_plainly(order[2])
+            for batch in (order[:2], order[2:]):
+                for name in batch:
+                    swarm.join_plainly(name)
+                for name in batch:
+                    wait_for(f"{name} in the run", lambda name=name: swarm.events(name, "connections"), 120)  # type: ignore[misc]
             trained_together(swarm, PEERS)
             for home in HOMES:
                 swarm.wait_relay(home, "relay")

@@ -52,7 +52,8 @@ def test_only_what_the_proxy_alone_reaches_goes_through_it(monkeypatch: pytest.M
         log = Log()
         ways = Tunnels(log)
         addresses = [at(direct), at(behind), at(refused), f"/ip4/{HERE}/udp/{behind}/quic-v1/p2p/{PEER}"]
-        found = await ways.ways(addresses)
+        *found, circuit = await ways.ways([*addresses, at(behind) + beyond])
+        assert circuit == found[1] + beyond, "its relay would be dialled directly"
         assert [found[0], *found[2:]] == [addresses[0], *addresses[2:]]
         assert found[1] not in addresses
         local = found[1].rpartition("/p2p/")[0]
@@ -76,7 +77,7 @@ def test_only_what_the_proxy_alone_reaches_goes_through_it(monkeypatch: pytest.M
         with pytest.raises(OSError, match=r"\[Errno"):
             await asyncio.open_connection(HERE, int(local.split("/")[4]))
 
-    behind, refused = closed_port(), closed_port()
+    behind, refused, beyond = closed_port(), closed_port(), f"/p2p-circuit/p2p/{Identity.generate().peer_id}"
     with connect_proxy() as proxy, speaks_first(FIRST) as server, socket.create_server((HERE, 0)) as open_here:
         direct = int(open_here.getsockname()[1])
         proxy.leads[f"{HERE}:{behind}"] = server
