@@ -14,30 +14,39 @@ import grpc.aio
 from cryptography import x509
 
 from protos.errors import NetworkError, RefusedError
+from protos.http_proxy import HttpProxy, way_to
 
 TLS_NAME = "swarmentum-coordinator"
 """The name in every coordinator's certificate: the hash identifies it, not the name."""
 CALL_SECONDS_MAX = 15.0
 _ALWAYS = {
     "grpc.ssl_target_name_override": TLS_NAME,
-    # The certificate is fetched without a proxy, and its pin decides. gRPC would take the proxy of https_proxy, and then name
-    # the proxy's address as if it were the coordinator's.
-    "grpc.enable_http_proxy": 0,
 }
+_Options = Mapping[str, Any] | None
 
 
-def pinned_channel(address: str, pem: bytes, options: Mapping[str, Any] | None = None) -> grpc.Channel:
-    """A channel to the server with this certificate, without a proxy. NetworkError if this machine's clock forbids it."""
-    return grpc.secure_channel(address, _credentials(address, pem), options=_options(options))
+def way_of(address: str) -> HttpProxy | None:
+    """The proxy that a coordinator at this address has to be called through; None: directly. Blocks at most 3 s."""
+    host, _, port = address.rpartition(":")
+    return way_to(host.strip("[]"), int(port)) if port.isdigit() else None
 
 
-def pinned_aio_channel(address: str, pem: bytes, options: Mapping[str, Any] | None = None) -> grpc.aio.Channel:
+def pinned_channel(address: str, pem: bytes, options: _Options = None, proxy: HttpProxy | None = None) -> grpc.Channel:
+    """A channel to the server with this certificate. NetworkError if this machine's clock forbids it."""
+    return grpc.secure_channel(address, _credentials(address, pem), options=_options(options, proxy))
+
+
+def pinned_aio_channel(
+    address: str, pem: bytes, options: _Options = None, proxy: HttpProxy | None = None
+) -> grpc.aio.Channel:
     """As `pinned_channel`, for asyncio."""
-    return grpc.aio.secure_channel(address, _credentials(address, pem), options=_options(options))
+    return grpc.aio.secure_channel(address, _credentials(address, pem), options=_options(options, proxy))
 
 
-def _options(more: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    return list((_ALWAYS | dict(more or {})).items())
+def _options(more: _Options, proxy: HttpProxy | None) -> list[tuple[str, Any]]:
+    # By itself gRPC would take the proxy of https_proxy also where the direct way works.
+    by = {"grpc.enable_http_proxy": 0} if proxy is None else {"grpc.http_proxy": proxy.url}
+    return list((_ALWAYS | by | dict(more or {})).items())
 
 
 def _credentials(address: str, pem: bytes) -> grpc.ChannelCredentials:
@@ -62,7 +71,9 @@ def out_of_date(pem: bytes, now: datetime) -> str:
     )
 
 
-def fetch_certificate(address: str, sha256: bytes, seconds_max: float = CALL_SECONDS_MAX) -> bytes:
+def fetch_certificate(
+    address: str, sha256: bytes, seconds_max: float = CALL_SECONDS_MAX, proxy: HttpProxy | None = None
+) -> bytes:
     """PEM of the server's certificate if its sha256 is the pinned one. Blocks at most `seconds_max`.
 
     Raises NetworkError if no server answers, RefusedError if a server answers with another certificate.
@@ -74,15 +85,24 @@ def fetch_certificate(address: str, sha256: bytes, seconds_max: float = CALL_SEC
     context.set_alpn_protocols(["h2"])
     try:
         with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds_max) as plain,
+            _connected(host.strip("[]"), int(port), seconds_max, proxy) as plain,
             context.wrap_socket(plain, server_hostname=TLS_NAME) as secure,
         ):
             certificate = secure.getpeercert(binary_form=True) or b""
     except (OSError, ValueError) as error:
-        raise NetworkError(f"no coordinator answers at {address}: {error}") from error
+        by = "" if proxy is None else f", and not through the proxy {proxy.at} either"
+        raise NetworkError(f"no coordinator answers at {address}{by}: {error}") from error
     if hashlib.sha256(certificate).digest() != sha256:
         raise RefusedError(
             f"the server at {address} is not the invite's coordinator: the server has another TLS certificate; "
             "ask the run's operator for a new invite"
         )
     return ssl.DER_cert_to_PEM_cert(certificate).encode()
+
+
+def _connected(host: str, port: int, seconds_max: float, proxy: HttpProxy | None) -> socket.socket:
+    if proxy is None:
+        return socket.create_connection((host, port), timeout=seconds_max)
+    opened = proxy.connect(host, port, seconds_max)
+    opened.settimeout(seconds_max)
+    return opened

@@ -20,7 +20,7 @@ from protos.invite import Invite
 from protos.limits import HASH_BYTES
 from protos.log import open_entry, run_id_of
 from protos.pasted import is_link
-from protos.pinned import fetch_certificate, pinned_channel
+from protos.pinned import fetch_certificate, pinned_channel, way_of
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body
 from protos.v1 import coordinator_pb2 as pb
@@ -138,8 +138,9 @@ def _ask(invite: Invite, name: str, request: Any) -> Any:
     problems: list[str] = []
     for address in invite.coordinators:
         try:
-            pem = fetch_certificate(address, invite.certificate_sha256)
-            with pinned_channel(address, pem) as channel:
+            proxy = way_of(address)
+            pem = fetch_certificate(address, invite.certificate_sha256, proxy=proxy)
+            with pinned_channel(address, pem, proxy=proxy) as channel:
                 return getattr(rpc.CoordinatorServiceStub(channel), name)(request, timeout=CALL_SECONDS_MAX)
         except grpc.RpcError as error:
             found = error_of(error)

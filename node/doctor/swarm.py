@@ -30,9 +30,11 @@ from node.swarm.snapshots import snapshot_of
 from node.training.sync import manifest_bytes
 from protos import wall_clock
 from protos.errors import NetworkError, OperatorError, SwarmentumError
+from protos.http_proxy import HttpProxy
 from protos.identity import Identity, peer_id, public_key_of
 from protos.invite import Invite
 from protos.limits import FULL
+from protos.pinned import way_of
 from protos.run_config import RunConfig
 from protos.run_facts import phase_word
 from protos.v1 import coordinator_pb2 as pb
@@ -91,23 +93,32 @@ async def look(invite: Invite) -> ProbedRun:
 
 
 async def _round_trip(addresses: Sequence[str]) -> tuple[str, float | Fault]:
-    """The shortest of some TCP handshakes, in ms."""
+    """The address, with the proxy that leads there if one does, and the shortest of some TCP handshakes, in ms."""
     fault = Fault("the invite names no coordinator")
     for address in addresses:
         host, _, port = address.rpartition(":")
         took = []
+        proxy = await asyncio.to_thread(way_of, address)
+        by = "" if proxy is None else f" through the HTTP proxy {proxy.at}"
         try:
             for _ in range(ROUND_TRIPS):
                 began = time.monotonic()
-                async with asyncio.timeout(CONNECT_SECONDS_MAX):
-                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                await _shake_hands(host.strip("[]"), int(port), proxy)
                 took.append(time.monotonic() - began)
-                writer.close()
         except (OSError, ValueError) as error:
-            fault = Fault(f"no coordinator answers at {address}: {str(error) or 'no answer in time'}")
+            fault = Fault(f"no coordinator answers at {address}{by}: {str(error) or 'no answer in time'}")
             continue
-        return address, 1000 * min(took)
+        return address + by, 1000 * min(took)
     return ", ".join(addresses), fault
+
+
+async def _shake_hands(host: str, port: int, proxy: HttpProxy | None) -> None:
+    if proxy is not None:
+        (await asyncio.to_thread(proxy.connect, host, port, CONNECT_SECONDS_MAX)).close()
+        return
+    async with asyncio.timeout(CONNECT_SECONDS_MAX):
+        _, writer = await asyncio.open_connection(host, port)
+    writer.close()
 
 
 def others_of(run: ProbedRun, later: ProbedRun | Fault) -> Others:

@@ -16,17 +16,18 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node import patience
-from node.link.coordinators import Coordinators
+from node.link.coordinators import Coordinators, CoordinatorWays
 from node.link.report_stream import Telling
 from protos import limits as contract
 from protos.envelope import Kind, parse, seal, unsigned
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.grpc_errors import BusyError, error_of
+from protos.http_proxy import HttpProxy
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.packing import unpack
-from protos.pinned import fetch_certificate, pinned_aio_channel
+from protos.pinned import pinned_aio_channel
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.run_facts import bounded
 from protos.start import start_of
@@ -75,6 +76,7 @@ class CoordinatorClient:
         self.known = Coordinators(invite.coordinators) if known is None else known
         self._invite = invite
         self._identity = identity
+        self._ways = CoordinatorWays(invite.certificate_sha256)
         self._at = ""
         self._channel: Any = None
         self._session = b""
@@ -99,13 +101,18 @@ class CoordinatorClient:
         """The address of the coordinator that this client calls; empty before `connect`."""
         return self._at
 
+    @property
+    def proxy(self) -> HttpProxy | None:
+        """The HTTP proxy that this client calls the coordinator through; None: the direct way."""
+        return self._ways.known(self._at)
+
     async def connect(self) -> None:
         """Open a channel to a coordinator with the pinned certificate; with several, to the one that acts, once one acts."""
         await self.close()
         if not self.several:
             [address] = self.known.addresses
-            pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
-            self._at, self._channel = address, pinned_aio_channel(address, pem, _OPTIONS)
+            pem = await self._ways.certificate(address, CALL_SECONDS_MAX)
+            self._at, self._channel = address, pinned_aio_channel(address, pem, _OPTIONS, await self._ways.to(address))
             self._opened.append(self._channel)
             return
         until, waits = time.monotonic() + TAKE_OVER_SECONDS_MAX, patience.waits()
@@ -149,11 +156,10 @@ class CoordinatorClient:
     async def _acts(self, address: str) -> tuple[str, Any]:
         """This address and the channel to it, if the coordinator there says that it acts."""
         if not self._pem:
-            self._pem = await asyncio.to_thread(
-                fetch_certificate, address, self._invite.certificate_sha256, PROBE_SECONDS_MAX
-            )
+            self._pem = await self._ways.certificate(address, PROBE_SECONDS_MAX)
         if address not in self._channels:
-            self._channels[address] = pinned_aio_channel(address, self._pem, _OPTIONS_OF_SEVERAL)
+            proxy = await self._ways.to(address)
+            self._channels[address] = pinned_aio_channel(address, self._pem, _OPTIONS_OF_SEVERAL, proxy)
             self._opened.append(self._channels[address])
         channel, request = self._channels[address], health_pb2.HealthCheckRequest()
         try:
@@ -179,6 +185,7 @@ class CoordinatorClient:
         self._hang_up()
         opened, self._opened = self._opened, []
         self._at, self._channel, self._channels = "", None, {}
+        self._ways.forget()
         for channel in opened:
             await channel.close()
 

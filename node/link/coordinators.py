@@ -6,6 +6,7 @@ address proves nothing: a server there must show the invite's certificate. The n
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -14,8 +15,10 @@ from pathlib import Path
 import structlog
 
 from protos.disk import DiskError, write_bytes, writing
+from protos.http_proxy import HttpProxy
 from protos.invite import COORDINATORS_MAX
 from protos.limits import ADDRESS_BYTES_MAX
+from protos.pinned import fetch_certificate, way_of
 
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}")
 
@@ -46,6 +49,32 @@ class Coordinators:
                 _write(self._file, told)
             except DiskError as error:  # after a restart, this peer asks the invite's coordinators
                 log.warning("the coordinators' addresses are not saved", file=str(self._file), why=str(error))
+
+
+class CoordinatorWays:
+    """Whether each coordinator is called directly or through an HTTP proxy; looked for once, until `forget`."""
+
+    def __init__(self, certificate_sha256: bytes) -> None:
+        self._sha256 = certificate_sha256
+        self._proxies: dict[str, HttpProxy | None] = {}
+
+    async def to(self, address: str) -> HttpProxy | None:
+        """The proxy that leads there; None: the direct way."""
+        if address not in self._proxies:
+            self._proxies[address] = await asyncio.to_thread(way_of, address)
+        return self._proxies[address]
+
+    async def certificate(self, address: str, seconds_max: float) -> bytes:
+        """See `fetch_certificate`."""
+        return await asyncio.to_thread(fetch_certificate, address, self._sha256, seconds_max, await self.to(address))
+
+    def known(self, address: str) -> HttpProxy | None:
+        """As `to`, without looking."""
+        return self._proxies.get(address)
+
+    def forget(self) -> None:
+        """Look again: this machine may be in another network."""
+        self._proxies.clear()
 
 
 def _usable(named: Sequence[str]) -> tuple[str, ...]:

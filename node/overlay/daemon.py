@@ -27,6 +27,7 @@ from node.overlay import guard, relaying
 from node.overlay.ports import check_port_free, free_port, hosts_of
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
 from node.overlay.tasks import Tasks
+from node.overlay.tunnels import Tunnels
 from protos.address import usable
 from protos.errors import NetworkError
 from protos.text import printable
@@ -100,6 +101,7 @@ class Daemon:
         self._changing = asyncio.Lock()
         self.figures_port: int | None = None
         """Of the loopback address, where the present p2pd tells its figures; None if it does not relay for others."""
+        self.tunnels = Tunnels(log)
         self.named: tuple[str, ...] = ()
         """Multiaddresses of peers that the invite, the coordinator or a person named at the start."""
         self.restarts = 0
@@ -145,6 +147,8 @@ class Daemon:
             # With one Go thread p2pd keeps its large relay limit in every run. With more threads it often falls back to 128 KiB
             # a circuit (docs/overlay.md). p2pd inherits this process's environment.
             os.environ.setdefault("GOMAXPROCS", "1")
+        initial = list(dict.fromkeys([*initial, *self._settings.relays]))
+        dialled = dict(zip(initial, await self.tunnels.ways(initial), strict=True))
         options: dict[str, Any] = {
             "host_maddrs": self._settings.listen(hosts_of(self._settings.listen_host)),
             "announce_maddrs": list(self._settings.announce) or None,
@@ -152,13 +156,12 @@ class Daemon:
             "check_if_identity_free": False,  # hivemind's check reads RSA keys only
             "nat_port_map": not self._settings.loopback,
             "use_auto_relay": bool(self._settings.relays),
-            "trusted_relays": list(self._settings.relays) or None,
+            "trusted_relays": [dialled[relay] for relay in self._settings.relays] or None,
             "force_reachability": None if self._settings.reachability == "auto" else self._settings.reachability,
         }
-        initial = list(dict.fromkeys([*initial, *self._settings.relays]))
         try:
             # A dial can fail once for a lost packet or a busy relay, and a private peer cannot be reached without a relay.
-            self._p2p = await self._process(options, initial, BOOTSTRAP_TRIES if private else 1)
+            self._p2p = await self._process(options, list(dialled.values()), BOOTSTRAP_TRIES if private else 1)
         except NetworkError:
             if not initial or private:
                 raise
@@ -256,6 +259,7 @@ class Daemon:
         """Stop p2pd."""
         if self._p2p is not None:
             await self._p2p.shutdown()
+        await self.tunnels.close()
 
 
 # The memory of p2pd, watched from outside: one that takes more than it may is ended, and `daemon` starts the next. ADR 50.

@@ -77,10 +77,11 @@ class Links:
             return []
         found: dict[str, Remote] = {}
         for peer in peers:
-            for address in map(str, peer.addrs):
+            for told in map(str, peer.addrs):
+                address = self._daemon.tunnels.real(told.partition("/p2p/")[0])
                 words, remote = address.split("/"), peer.peer_id.to_base58()
-                if CIRCUIT not in address and len(words) > 4 and words[1] in {"ip4", "ip6"}:
-                    found.setdefault(remote, Remote(remote, address.partition("/p2p/")[0], words[2]))
+                if CIRCUIT not in told and len(words) > 4 and words[1] in {"ip4", "ip6"}:
+                    found.setdefault(remote, Remote(remote, address, words[2]))
         return list(found.values())
 
     async def seen_at(self, remote: str) -> str | None:

@@ -59,6 +59,10 @@ class Session:
     async def connect(self) -> pb.GetRunResponse:
         """Reach the coordinator and read the run's facts."""
         await self.parts.client.connect()
+        if (proxy := self.parts.client.proxy) is not None:
+            self.parts.runtime.log.info(
+                "the coordinator is called through the HTTP proxy", at=self.parts.client.at, proxy=proxy.at
+            )
         response, config = await self.parts.client.get_run()
         # In an open run, a stranger that hears a payload's hash first could announce the payload as its own.
         self.parts.view.commits_first = config.trust.enabled or config.admission.mode == "open"

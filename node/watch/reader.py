@@ -20,7 +20,7 @@ from protos.end import End, open_end
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.grpc_errors import error_of
 from protos.invite import Invite
-from protos.pinned import fetch_certificate, pinned_channel
+from protos.pinned import fetch_certificate, pinned_channel, way_of
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -136,8 +136,9 @@ class LogReader(threading.Thread):
         for _ in self._invite.coordinators:
             address = next(self._addresses)
             try:
-                pem = fetch_certificate(address, self._invite.certificate_sha256)
-                self._channel = pinned_channel(address, pem, _OPTIONS)
+                proxy = way_of(address)
+                pem = fetch_certificate(address, self._invite.certificate_sha256, proxy=proxy)
+                self._channel = pinned_channel(address, pem, _OPTIONS, proxy)
                 return
             except (NetworkError, RefusedError) as error:
                 failure = error

@@ -165,6 +165,7 @@ RUN_BY = {
     r"swarmentum service": "tests/unit/node/test_service.py",
     r"swarmentum doctor": "tests/system/test_doctor.py",
     r"swarmentum anchor": "tests/system/test_anchor.py",
+    r"swarmentum relay|export https_proxy=": "tests/system/test_port443.py",
     r"torchrun .* swarmentum join": "tests/system/test_several_devices.py",
     r"torchrun .* docs/examples/": "tests/unit/optim/test_torch_optimizer.py",
     r"python -m tests\.bench": "tests/bench/test_convergence.py",

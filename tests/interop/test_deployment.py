@@ -263,6 +263,16 @@ def test_the_line_for_a_rented_card() -> None:
     assert {"--interactive", "--gpus"} <= set(options), "the link comes from stdin"
 
 
+def test_the_routes_of_port_443_are_a_unit() -> None:
+    """tests/system/test_port443.py runs its commands."""
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("no systemd-analyze here")
+    file = DEPLOY / "proxy" / "swarmentum-port443.service"
+    verify = subprocess.run([tool, "verify", file], capture_output=True, text=True, check=False, timeout=60)
+    assert [found for found in (verify.stdout + verify.stderr).splitlines() if file.name in found] == []
+
+
 @pytest.mark.parametrize("file", UNITS, ids=lambda file: file.stem)
 def test_units(file: Path, tmp_path: Path) -> None:
     tool = shutil.which("systemd-analyze")

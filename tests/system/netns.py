@@ -71,6 +71,18 @@ table ip noudp {
   chain through { type filter hook forward priority filter; policy accept; meta l4proto udp drop; }
 }
 """
+# What a firewall does that lets its network out to one TCP port alone, or (with no port) only to the router itself.
+ONLY_443 = """
+table ip only443 {
+  chain through { type filter hook forward priority filter - 1; policy drop;
+    tcp dport 443 accept; ct state established,related accept; }
+}
+"""
+NO_WAY_OUT = """
+table ip only443 {
+  chain through { type filter hook forward priority filter - 1; policy drop; }
+}
+"""
 SPLIT = """
 table ip split {
   chain through { type filter hook forward priority filter; policy accept;
@@ -243,6 +255,14 @@ class Internet:
             _run(*nft, "-f", "-", given=NO_UDP)
         else:
             _run(*nft, "delete", "table", "ip", "noudp")
+
+    def firewall(self, home: str, *, port_443: bool) -> None:
+        """The home's router lets nothing out but TCP to port 443, or nothing at all. Undone by `no_firewall`."""
+        _run(*self.inside(self.homes[home]), "nft", "-f", "-", given=ONLY_443 if port_443 else NO_WAY_OUT)
+
+    def no_firewall(self, home: str) -> None:
+        """Undo `firewall`."""
+        _run(*self.inside(self.homes[home]), "nft", "delete", "table", "ip", "only443")
 
     def move(self, home: str, address: str) -> None:
         """The provider gives the home's router another public address, in the same /24; its connections are dead."""

@@ -58,6 +58,11 @@ bootstrap = BOOTSTRAP
 class NatSwarm(LocalSwarm):
     """A coordinator and a relay at the public address; peers there and at home."""
 
+    ADVERTISED = COORDINATOR_PORT
+    """The port of the coordinator in the link."""
+    RELAY_AT = PUBLIC["pub"]
+    """Where the relay listens."""
+
     def __init__(
         self,
         folder: Path,
@@ -83,8 +88,8 @@ class NatSwarm(LocalSwarm):
 
     def _start(self, min_peers: int, run: str) -> None:
         here, also = PUBLIC["pub"], ipv6_of(PUBLIC["pub"], 2)
-        relay_at, serve_at = ("*", "[::]") if self.ipv6 else (here, "0.0.0.0")
-        told = f"{here}:{COORDINATOR_PORT}" + (f",[{also}]:{COORDINATOR_PORT}" if self.ipv6 else "")
+        relay_at, serve_at = ("*", "[::]") if self.ipv6 else (self.RELAY_AT, "0.0.0.0")
+        told = f"{here}:{self.ADVERTISED}" + (f",[{also}]:{COORDINATOR_PORT}" if self.ipv6 else "")
         self.bootstrap: list[str] = []
         if self.with_relay:
             relay = self.start("relay", "node", "relay", "--home", str(self.folder / "relay"),

@@ -1,4 +1,5 @@
-"""The coordinator's certificate holds for any clock, and no proxy comes between: real TLS in processes with another time."""
+"""The coordinator's certificate holds for any clock, and a proxy comes between only where it has to: real TLS in processes with
+another time or environment."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,16 +21,18 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from coordinator.serving import tls
 from protos.pinned import out_of_date
+from tests.unit.connect_proxy import connect_proxy
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 ASK = """
 import sys
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.errors import SwarmentumError
-from protos.pinned import fetch_certificate, pinned_channel
+from protos.pinned import fetch_certificate, pinned_channel, way_of
 address, sha256 = sys.argv[1], bytes.fromhex(sys.argv[2])
+proxy = way_of(address)
 try:
-    with pinned_channel(address, fetch_certificate(address, sha256)) as channel:
+    with pinned_channel(address, fetch_certificate(address, sha256, proxy=proxy), proxy=proxy) as channel:
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
     print("answered")
 except SwarmentumError as error:
@@ -108,6 +111,20 @@ def test_with_a_certificate_of_before_the_error_names_the_clock(served_of_before
 @pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY", "http_proxy", "grpc_proxy", "all_proxy"])
 def test_no_proxy_comes_between(served: Served, name: str) -> None:
     assert served.asked(**{name: "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}) == "answered"
+
+
+def test_a_proxy_leads_to_a_coordinator_that_does_not_answer_directly(served: Served) -> None:
+    """With its name, because only the proxy of such a network may know names."""
+    with connect_proxy() as proxy:
+        proxy.leads["coordinator.invalid:443"] = int(served.address.rpartition(":")[2])
+        away = replace(served, address="coordinator.invalid:443")
+        assert away.asked(https_proxy=proxy.url, no_proxy="", NO_PROXY="") == "answered"
+        assert len(proxy.asked) >= 2, "certificate and channel"
+        proxy.leads.clear()
+        said = away.asked(https_proxy=proxy.url, no_proxy="", NO_PROXY="")
+        assert "coordinator.invalid:443" in said
+        assert f"through the proxy 127.0.0.1:{proxy.port}" in said
+        assert "403" in said
 
 
 def test_an_operator_hears_a_year_before_that_a_certificate_of_before_ends(tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""Local ports that lead p2pd through an HTTP proxy: for which addresses, and what they pass on."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from node.overlay import tunnels
+from node.overlay.tunnels import HERE, Tunnels
+from protos.identity import Identity
+from tests.unit.connect_proxy import connect_proxy, speaks_first
+
+PEER = Identity.generate().peer_id
+FIRST = b"\x13/multistream/1.0.0\n"
+
+
+class Log:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+
+    def info(self, event: str, **facts: Any) -> None:
+        self.told.append((event, facts))
+
+
+def closed_port() -> int:
+    """A port of this machine where nobody answers."""
+    with socket.create_server((HERE, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def at(port: int) -> str:
+    return f"/ip4/{HERE}/tcp/{port}/p2p/{PEER}"
+
+
+@pytest.fixture(autouse=True)
+def _no_bypass(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_a_proxy_every_address_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("https_proxy", raising=False)
+    addresses = [at(closed_port()), "/ip4/127.0.0.1/udp/9/quic-v1/p2p/" + PEER, "no address"]
+    assert asyncio.run(Tunnels(Log()).ways(addresses)) == addresses
+
+
+def test_only_what_the_proxy_alone_reaches_goes_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        log = Log()
+        ways = Tunnels(log)
+        addresses = [at(direct), at(behind), at(refused), f"/ip4/{HERE}/udp/{behind}/quic-v1/p2p/{PEER}"]
+        *found, circuit = await ways.ways([*addresses, at(behind) + beyond])
+        assert circuit == found[1] + beyond, "its relay would be dialled directly"
+        assert [found[0], *found[2:]] == [addresses[0], *addresses[2:]]
+        assert found[1] not in addresses
+        local = found[1].rpartition("/p2p/")[0]
+        assert ways.real(local) == f"/ip4/{HERE}/tcp/{behind}"
+        assert ways.real(f"/ip4/{HERE}/tcp/{direct}") == f"/ip4/{HERE}/tcp/{direct}"
+        assert log.told == [
+            (
+                "these peers are reached through the HTTP proxy",
+                {"proxy": f"127.0.0.1:{proxy.port}", "addresses": [addresses[1]]},
+            )
+        ]
+        assert await ways.ways(addresses) == found, "each start of p2pd dials the same port"
+        assert len(log.told) == 1
+        reader, writer = await asyncio.open_connection(HERE, int(local.split("/")[4]))
+        writer.write(b"x" * 200_000)
+        assert await reader.readexactly(len(FIRST)) == FIRST
+        assert await reader.readexactly(200_000) == b"x" * 200_000
+        await ways.close()
+        assert await reader.read(1) == b"", "the connection outlived its tunnel"
+        writer.close()
+        with pytest.raises(OSError, match=r"\[Errno"):
+            await asyncio.open_connection(HERE, int(local.split("/")[4]))
+
+    behind, refused, beyond = closed_port(), closed_port(), f"/p2p-circuit/p2p/{Identity.generate().peer_id}"
+    with connect_proxy() as proxy, speaks_first(FIRST) as server, socket.create_server((HERE, 0)) as open_here:
+        direct = int(open_here.getsockname()[1])
+        proxy.leads[f"{HERE}:{behind}"] = server
+        monkeypatch.setenv("https_proxy", proxy.url)
+        asyncio.run(asyncio.wait_for(go(), 30))
+
+
+def test_a_network_that_opens_needs_no_proxy_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop comes home: its next p2pd dials directly, although the environment still names the proxy."""
+
+    async def go() -> None:
+        ways = Tunnels(Log())
+        try:
+            assert await ways.ways([at(behind)]) != [at(behind)]
+            proxy.leads.clear()
+            with socket.create_server((HERE, behind)):
+                assert await ways.ways([at(behind)]) == [at(behind)]
+        finally:
+            await ways.close()
+
+    behind = closed_port()
+    with connect_proxy() as proxy, speaks_first(FIRST) as server:
+        proxy.leads[f"{HERE}:{behind}"] = server
+        monkeypatch.setenv("https_proxy", proxy.url)
+        asyncio.run(asyncio.wait_for(go(), 30))
+
+
+def test_a_tunnel_whose_proxy_is_gone_says_so_and_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        log = Log()
+        ways = Tunnels(log)
+        try:
+            [local] = await ways.ways([at(behind)])
+            proxy.leads.clear()
+            reader, writer = await asyncio.open_connection(HERE, int(local.split("/")[4]))
+            assert await reader.read(1) == b""
+            writer.close()
+            event, facts = log.told[-1]
+            assert event == "the HTTP proxy does not connect"
+            assert "403 Forbidden" in facts["why"]
+        finally:
+            await ways.close()
+
+    behind = closed_port()
+    with connect_proxy() as proxy, speaks_first(FIRST) as server:
+        proxy.leads[f"{HERE}:{behind}"] = server
+        monkeypatch.setenv("https_proxy", proxy.url)
+        asyncio.run(asyncio.wait_for(go(), 30))
+
+
+def test_the_number_of_tunnels_and_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        ways = Tunnels(Log())
+        try:
+            found = await ways.ways([at(port) for port in ports])
+            new = [address for address in found if address not in map(at, ports)]
+            assert len(new) == tunnels.TUNNELS_MAX
+            monkeypatch.setattr(tunnels, "CONNECTIONS_MAX", 1)
+            streams = []
+            for _ in range(2):
+                streams.append(await asyncio.open_connection(HERE, int(new[0].split("/")[4])))
+                heard = await streams[-1][0].read(1)
+                assert heard == (FIRST[:1] if len(streams) == 1 else b"")
+            for _, writer in streams:
+                writer.close()
+        finally:
+            await ways.close()
+
+    ports = [closed_port() for _ in range(tunnels.TUNNELS_MAX + 2)]
+    with connect_proxy() as proxy, speaks_first(FIRST) as server:
+        proxy.leads.update({f"{HERE}:{port}": server for port in ports})
+        monkeypatch.setenv("https_proxy", proxy.url)
+        asyncio.run(asyncio.wait_for(go(), 30))
