@@ -27,12 +27,12 @@ help: ## Show this help.
 
 .venv/.node: .venv/bin/python pyproject.toml deploy/constraints.txt
 	@echo "Installing swarmentum and what it needs into .venv: 6 GB with torch for NVIDIA cards, 2 GB with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu (a few minutes, without a word) ..."
-	$(PIP) --editable '.[node]'
+	$(PIP) --editable '.[node,charts]'
 	@$(BIN)/python -c 'import coordinator.__main__, node.app, node.optim.demo, transformers.models.llama.modeling_llama, textual.app'
 	@touch $@
 
 .venv/.dev: .venv/.node
-	$(PIP) --editable '.[node,dev]'
+	$(PIP) --editable '.[node,charts,dev]'
 	@touch $@
 
 .venv/.watch: .venv/.node
@@ -41,7 +41,7 @@ help: ## Show this help.
 
 # What CI installs: one call of pip for all extras that need no compiler.
 .venv/.ci: .venv/.node
-	$(PIP) --editable '.[node,dev,docs,data,trace]' $(TRACKERS) triton==3.9.0
+	$(PIP) --editable '.[node,charts,dev,docs,data,trace]' $(TRACKERS) triton==3.9.0
 	@touch .venv/.dev .venv/.docs $@
 
 # In an environment of its own, which sees this one: transformers works otherwise where peft and accelerate are installed.

@@ -313,7 +313,10 @@ def _show(
     points: list[tuple[int, float]],
     summaries: list[dict[str, Any]],
 ) -> None:
-    picture = loss_png({"training loss": points}, options.output / "loss.png", "swarmentum demo")
+    try:
+        picture = str(loss_png({"training loss": points}, options.output / "loss.png", "swarmentum demo").resolve())
+    except ImportError:
+        picture = "not drawn: pip install 'swarmentum[charts]'"
     width = min(console.width, 100)
     console.print(loss_chart(points, width=width, title="loss"), highlight=False, markup=False)
     console.print(
@@ -327,7 +330,7 @@ def _show(
         f"Loss {result['loss_first']:.3f} to {result['loss_last']:.3f} in {result['seconds']} s.", highlight=False
     )
     console.print(f"Model (loads with Hugging Face): {result['checkpoint']}", highlight=False, soft_wrap=True)
-    console.print(f"Loss curve: {picture.resolve()}", highlight=False, soft_wrap=True)
+    console.print(f"Loss curve: {picture}", highlight=False, soft_wrap=True)
 
 
 def _row(summary: dict[str, Any]) -> PeerTotals:
