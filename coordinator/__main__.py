@@ -144,8 +144,8 @@ def _ready(home: Path | None, as_json: bool, serving: Any) -> None:
         print_json({"event": "serving", **asdict(serving)})
         return
     create = f"swarmentum-coordinator run create{f' --home {home}' if home else ''}"
-    where = f"Coordinator serves at [bold]{serving.advertise}[/]."
-    Console().print(f"{where} In another terminal: [bold]{create}[/]. Ctrl-C stops it.")
+    where = f"Coordinator serves at {serving.advertise}."
+    Console().print(f"{where} In another terminal: {create}. Ctrl-C stops it.", markup=False)
 
 
 @runs.command("create", epilog=EXIT_CODES)

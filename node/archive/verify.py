@@ -168,7 +168,7 @@ def show(work: Callable[[Callable[[Replayed, int], None]], Verification], *, as_
         def told(step: Replayed, of: int) -> None:
             progress.update(task, total=of, advance=1)
             if not as_json:
-                progress.console.print(line(step))
+                progress.console.print(line(step), markup=False)
 
         result = work(told)
     print(result.json() if as_json else text(result), flush=True)

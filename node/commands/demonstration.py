@@ -329,8 +329,10 @@ def _show(
     console.print(
         f"Loss {result['loss_first']:.3f} to {result['loss_last']:.3f} in {result['seconds']} s.", highlight=False
     )
-    console.print(f"Model (loads with Hugging Face): {result['checkpoint']}", highlight=False, soft_wrap=True)
-    console.print(f"Loss curve: {picture}", highlight=False, soft_wrap=True)
+    console.print(
+        f"Model (loads with Hugging Face): {result['checkpoint']}", highlight=False, soft_wrap=True, markup=False
+    )
+    console.print(f"Loss curve: {picture}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _row(summary: dict[str, Any]) -> PeerTotals:

@@ -141,11 +141,11 @@ def show(values: dict[str, Any]) -> None:
         f"step {values['step']} of {values['steps']}, loss {loss}, head {values['head'][:16]}", highlight=False
     )
     if unconfirmed := unconfirmed_words(values["unconfirmed_steps"], anchored=values["anchored"]):
-        console.print(unconfirmed, style="yellow", highlight=False, soft_wrap=True)
+        console.print(unconfirmed, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if values["fork"] is not None:
-        console.print(fork_words(values["fork"]), highlight=False)
+        console.print(fork_words(values["fork"]), highlight=False, markup=False)
     if values["held_out"]:
-        console.print(f"held-out loss {values['held_out'][-1]['text']}", highlight=False)
+        console.print(f"held-out loss {values['held_out'][-1]['text']}", highlight=False, markup=False)
     for row in values["changed"]:
         since = f"{row['key']} = {row['value']}, changed by the operator from step {row['from_step']} on"
         console.print(since, highlight=False, markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -112,3 +113,10 @@ def test_errors_and_logs_that_quote_others_print(capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().err
     assert "\x1b]" not in told
     assert sys.stderr is not None
+
+
+def test_brackets_in_a_folder_s_name_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    from coordinator.__main__ import _ready
+
+    _ready(Path("/srv/[runs]"), False, SimpleNamespace(advertise="10.0.0.1:5080"))
+    assert "run create --home /srv/[runs]" in " ".join(capsys.readouterr().out.split())
