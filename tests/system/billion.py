@@ -1,0 +1,136 @@
+"""A model of 1.24 billion parameters in a swarm of real processes on one machine: `python -m tests.system.billion --folder DIR`.
+
+Llama-3.2-1B's configuration, a tokenizer of 8,192 words that is trained here, and Python's standard library as text. An anchor and
+one peer; the peer is killed and comes back; its archive is verified; the model is exported; the peer leaves and a late joiner
+takes the state from a mirror. Prints a line for each part: seconds, and the most memory that each process had. `--layers 1
+--width 256` is the same with a small model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tokenizers import ByteLevelBPETokenizer
+
+import swarmentum
+from tests.system.local_swarm import wait_for
+
+VOCABULARY, LAYERS, WIDTH = 128_256, 16, 2048
+WORDS = 8192
+WAIT_SECONDS = 3000.0
+STEPS, KILLED_AT, LATE_AFTER = 8, 2, 5
+
+
+def config(folder: Path, layers: int, width: int) -> dict[str, Any]:
+    model = {
+        "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": width, "intermediate_size": 4 * width,
+        "num_hidden_layers": layers, "num_attention_heads": width // 64, "num_key_value_heads": max(1, width // 256),
+        "tie_word_embeddings": True, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    return {
+        "name": "billion",
+        "model": {"config": model},
+        "data": {"source": "stdlib", "tokenizer": str(folder / "tokenizer.json"), "context": 64, "dtype": "uint16"},
+        "optimizer": {"lr": 1e-3},
+        "clock": {
+            "steps": STEPS, "batch_samples": 4, "min_peers": 1, "snapshot_every": 1,
+            "deadline_ms_min": 60_000, "deadline_ms_max": 900_000,
+        },
+        "snapshots": {"mirrors": [str(folder / "mirror")]},
+    }  # fmt: skip
+
+
+def train_tokenizer(folder: Path) -> None:
+    made = ByteLevelBPETokenizer()
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    made.train([str(file) for file in files], vocab_size=WORDS, show_progress=False)
+    made.save(str(folder / "tokenizer.json"))
+
+
+def peak_gb(child: subprocess.Popen[str]) -> float:
+    """The most memory that a process had, of those whose start this is: Python's `-m` is not followed by another."""
+    lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+    return round(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e6, 2)
+
+
+class Story:
+    """Says each part with its seconds, and the peaks of the processes at its end."""
+
+    def __init__(self, swarm: swarmentum.Local) -> None:
+        self.swarm = swarm
+
+    @contextmanager
+    def part(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        peaks = {
+            name: peak_gb(child) for name, child in self.swarm._children.items() if child.poll() is None
+        }
+        facts = {"part": what, "seconds": round(time.monotonic() - began, 1), "peak_gb": peaks}
+        print(json.dumps(facts), flush=True)
+
+
+def command(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "node", *words], capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
+    if done.returncode:
+        raise AssertionError(f"{' '.join(words)}: {done.stdout[-2000:]} {done.stderr[-3000:]}")
+    print(json.dumps({"command": words[0], "said": done.stdout.strip()[-500:]}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--width", type=int, default=WIDTH)
+    options = parser.parse_args()
+    folder: Path = options.folder.resolve()
+    folder.mkdir(parents=True)
+    (folder / "mirror").mkdir()
+    train_tokenizer(folder)
+    os.environ["SWARMENTUM_MIRROR"] = str(folder / "mirror")  # the anchor writes it
+    run = config(folder, options.layers, options.width)
+    print(json.dumps({"memory_gb": round(psutil.virtual_memory().total / 1e9, 1)}), flush=True)
+    with swarmentum.local(peers=1, anchor=True, run=run, folder=folder / "swarm") as swarm:
+        story = Story(swarm)
+        with story.part(f"to step {KILLED_AT}, from nothing"):
+            swarm.wait(KILLED_AT, timeout=WAIT_SECONDS)
+        swarm.kill("peer-0")
+        swarm.add_peer("peer-0")
+        with story.part(f"killed; back, and to step {LATE_AFTER}"):
+            swarm.wait(LATE_AFTER, timeout=WAIT_SECONDS)
+        digests = {name: {it["step"]: it["digest"] for it in swarm.steps(name)} for name in ("peer-0", "anchor")}
+        both = digests["peer-0"].keys() & digests["anchor"].keys()
+        assert both
+        assert all(digests["peer-0"][step] == digests["anchor"][step] for step in both), digests
+        swarm.kill("peer-0")
+        with story.part("the archive is verified"):
+            # a step that was decided while the peer was dead may be missing
+            verdict = swarmentum.verify(folder / "swarm" / "peer-0", from_step=KILLED_AT + 1)
+            assert verdict.ok, verdict
+        shutil.rmtree(folder / "swarm" / "peer-0" / "runs")
+        wait_for("the mirror", lambda: list((folder / "mirror").rglob("*.manifest")), WAIT_SECONDS)
+        swarm.add_peer("late")
+        with story.part("a late joiner, to the end"):
+            swarm.wait(timeout=WAIT_SECONDS)
+        log = (folder / "swarm" / "logs" / "late.log").read_text()
+        assert "mirror: bytes came from there" in log, log[-3000:]
+        assert "Traceback" not in log
+        with story.part("export"):
+            command("export", swarm.link, str(folder / "model"), "--yes", "--home", str(folder / "export"))
+    print(json.dumps({"ok": True}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
