@@ -7,7 +7,7 @@ Refuses: clipping, optimizers, judging the loss (a NaN is returned as it is).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from node.model.sliced_loss import loss
 
 Batch = Tensor | npt.NDArray[np.int64]
+Last = Callable[[int], None]
+"""It is told how many samples the gradients are over after the next backward pass."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +41,26 @@ def accumulate_gradients(
     device: torch.device,
     autocast: AbstractContextManager[Any] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    last: Last | None = None,
 ) -> GradResult:
     """Replace every parameter's `.grad` by the mean gradient over the samples of `batches`.
 
     Each batch is int64 [n, context + 1]; `autocast` is entered for each forward pass. `should_stop` is asked before
-    each micro-batch. When no sample was done all gradients are None.
+    each micro-batch. When no sample was done all gradients are None. `last` is called before the last backward pass. A gradient
+    that something takes out of `.grad` in that pass is not divided here.
     """
     forward = nullcontext() if autocast is None else autocast
     model.zero_grad(set_to_none=True)
     total, tokens, samples = torch.zeros((), device=device), 0, 0
     pace = Pace(device)
-    for batch in batches:
+    for batch, ends in with_end(batches) if last is not None else ((batch, False) for batch in batches):
         if should_stop():
             break
         rows = to_device(batch, device)
         with forward:
             summed = loss(model, rows) * len(rows)
+        if ends and last is not None:
+            last(samples + len(rows))
         summed.backward()  # type: ignore[no-untyped-call]
         total += summed.detach()  # stays on the device: reading it here would stall the queue
         samples += len(rows)
@@ -63,6 +69,17 @@ def accumulate_gradients(
     if samples:
         _divide_gradients(model, samples)
     return GradResult(loss_mean=total.item() / samples if samples else math.nan, tokens=tokens, samples=samples)
+
+
+def with_end(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the last one."""
+    kept: Batch | None = None
+    for batch in batches:
+        if kept is not None:
+            yield kept, False
+        kept = batch
+    if kept is not None:
+        yield kept, True
 
 
 def no_room(error: RuntimeError) -> bool:
@@ -102,4 +119,5 @@ def to_device(batch: Batch, device: torch.device) -> Tensor:
 
 def _divide_gradients(model: nn.Module, samples: int) -> None:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    torch._foreach_div_(gradients, float(samples))
+    if gradients:
+        torch._foreach_div_(gradients, float(samples))

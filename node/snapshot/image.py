@@ -20,7 +20,14 @@ from torch import Tensor
 
 from node.optim.sharded.spread import Pieces, whole
 
-DTYPES: Final = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64"}
+DTYPES: Final = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.bfloat16: "BF16",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
 """The names of the file format: https://huggingface.co/docs/safetensors, "Format"."""
 LENGTH_BYTES: Final = 8
 TILE_BYTES: Final = 8 << 20

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradResult, free_cache
+from node.optim.demo import DeMo
 from node.optim.laid_out import ParameterChanged
 from node.optim.local import LocalSteps
 from node.optim.second_moment import Kind
@@ -96,6 +97,7 @@ class Replica:
         self._digest: bytes | None = None
         self._hashing: Future[bytes] | None = None
         self.maker = BuiltIn(model) if maker is None else maker
+        self._folds = second == "factored" and self.local is None and not optimizer.overlap
 
     @property
     def device(self) -> torch.device:
@@ -189,11 +191,22 @@ class Replica:
         autocast: Any,
         should_stop: Callable[[], bool],
         lr_factor: float = 1.0,
+        lr: float | None = None,
     ) -> GradResult:
         """Put the mean gradient of this peer's samples into `.grad`, or the change that local steps on the samples made.
 
-        `lr_factor` is the schedule's, for the local steps. Raises `NonFiniteGradient`, the parameters untouched.
+        `lr_factor` is the schedule's, for the local steps. `lr`: of the votes that come next. A peer that saves memory then
+        takes each gradient into its momentum as it is made, and leaves none in `.grad`. They stay there if the step goes on
+        without its votes. Raises `NonFiniteGradient`, the parameters untouched.
         """
+        if (
+            lr is not None
+            and self._folds
+            and not self.demo.pending
+            and isinstance(self.maker, BuiltIn)
+            and isinstance(self.demo, DeMo)
+        ):
+            return self._folded(self.maker, self.demo, lr, samples, ranges, micro_batch, autocast, should_stop)
         if self.local is None:
             return self.mean_gradient(samples, ranges, micro_batch, autocast, should_stop)
         done: list[GradResult] = []
@@ -212,6 +225,32 @@ class Replica:
         count, tokens = sum(result.samples for result in done), sum(result.tokens for result in done)
         summed = sum(result.loss_mean * result.samples for result in done)
         return GradResult(summed / count if count else math.nan, tokens, count)
+
+    def _folded(
+        self,
+        maker: BuiltIn,
+        demo: DeMo,
+        lr: float,
+        samples: Samples,
+        ranges: Iterable[Range],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+    ) -> GradResult:
+        """As `gradients`, into the momentum."""
+
+        def begin(count: int) -> None:
+            self._detach(private=True)  # as late as possible: the keeper copies meanwhile
+            folding.begin(count)
+
+        with self._unchanged():
+            folding = demo.folding(lr)
+            with folding.hooked():
+                result = maker.mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop, begin)
+            if result.samples:
+                self._detach(private=True)
+                folding.finish()
+        return result
 
     def mean_gradient(
         self,

@@ -1,0 +1,147 @@
+"""Gradients join the momentum as the backward pass makes them, one tensor at a time, and are freed at once.
+
+So no step has all gradients in memory. Vectors, and the strips beside whole chunks, share chunks of the pool: they wait in a
+buffer of its size. It serves a factored second moment, which divides each tensor by itself. It refuses what needs all
+gradients at once: a clipped norm, and a Nesterov momentum (`check`).
+
+A gradient that is not finite does not join, and neither does any after it. Those before it have: the momentum keeps them for
+later votes, and the second moment is set back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from node.optim.backends.interface import Backend
+from node.optim.laid_out import ParameterChanged, gradient_fault_of
+from node.optim.layout import CHUNK_SIDE, Layout
+from node.optim.second_moment import FactoredMoment
+from node.optim.step import NonFiniteGradient, dense, total_norm
+
+if TYPE_CHECKING:
+    from node.optim.demo import DeMoConfig
+
+
+def check(config: DeMoConfig) -> None:
+    """Raises `ValueError` if a step with these settings needs all gradients at once."""
+    if not config.beta2 or config.second_moment != "factored":
+        raise ValueError(
+            "gradients can join the momentum one by one only with a factored second moment: set beta2 and "
+            "second_moment = 'factored', or keep whole gradients"
+        )
+
+
+class Folding:
+    """Of one step. `begin` before the last backward pass over the step's samples, `finish` after it."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: list[Tensor],
+        backend: Backend,
+        momentum: Tensor,
+        second: FactoredMoment,
+        beta: float,
+        scale: float,
+    ) -> None:
+        """`beta` and `scale`: of the momentum, and of the divided gradient (`step.accumulate`)."""
+        self._layout, self._parameters, self._backend = layout, parameters, backend
+        self._momentum, self._second, self._rates = momentum, second, (beta, scale)
+        pool = layout.chunks - layout.core_chunks
+        self._pool = torch.zeros(pool, CHUNK_SIDE, CHUNK_SIDE, dtype=torch.float32, device=momentum.device)
+        self._samples = 0
+        self._before: dict[int, tuple[int, list[Tensor]]] = {}  # second moments of the tensors that joined
+        self._earlier: frozenset[int] = frozenset()
+        self._squares = 0.0
+        self._finite = True
+        self.norm: float | None = None
+        """Of the whole gradient; None until `finish`."""
+
+    def begin(self, samples: int) -> None:
+        """The next backward pass completes the gradients of so many samples: they are divided by that number, and join.
+
+        A pass that ran out of memory is made again: what joined in it is not taken twice.
+        """
+        self._samples, self._earlier = samples, frozenset(self._before)
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Take gradients where autograd makes them."""
+
+        def ready(index: int, parameter: Tensor) -> None:
+            if self._samples and gradient_fault_of(parameter) is None:
+                self._take(index, parameter)
+
+        handles: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(partial(ready, index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(self._parameters)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._samples = 0
+
+    @torch.no_grad()
+    def _take(self, index: int, parameter: Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None and self._finite and index not in self._earlier:
+            self._join(index, gradient.div_(self._samples))
+
+    def _join(self, index: int, made: Tensor | None) -> None:
+        """One tensor's gradient into the momentum, and what of it lies in the pool into the buffer."""
+        (beta, scale), gradient = self._rates, dense(made)
+        if gradient is not None:
+            norm = total_norm([gradient])
+            self._squares += norm**2
+            self._finite = math.isfinite(norm)
+            if not self._finite:
+                return
+        again = index in self._before  # a parameter whose gradient comes in parts
+        if not again:
+            own = self._second.rows[index], self._second.columns[index]
+            self._before[index] = self._second.counts[index], [tensor.clone() for tensor in own]
+        one: list[Tensor | None] = [None] * len(self._parameters)
+        one[index] = gradient
+        self._second.divide(one)
+        place = self._layout.places[index]
+        chunks = range(place.first_chunk, place.first_chunk + place.core_chunks)
+        self._backend.fold(one, self._pool, self._momentum, 1.0 if again else beta, scale, chunks)
+        if gradient is not None:
+            for part, strip in self._layout.strips(index, gradient, self._pool.view(-1)):
+                strip.add_(part)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Take what is left: gradients that autograd left in `.grad`, parameters without one, and the pool.
+
+        Raises `NonFiniteGradient`; then the next step begins with the second moment as it was. Raises `ParameterChanged` if a
+        gradient cannot be taken.
+        """
+        for index, parameter in enumerate(self._parameters):
+            if fault := gradient_fault_of(parameter):
+                raise ParameterChanged(f"parameter {self._layout.places[index].name} {fault}")
+            if index not in self._before and self._finite:
+                gradient, parameter.grad = parameter.grad, None
+                self._join(index, gradient)
+        if not self._finite:
+            self._set_back()
+            raise NonFiniteGradient(f"gradient norm {math.sqrt(self._squares)}")
+        nothing: list[Tensor | None] = [None] * len(self._parameters)
+        pool = range(self._layout.core_chunks, self._layout.chunks)
+        self._backend.fold(nothing, self._pool, self._momentum, *self._rates, pool)
+        self.norm = math.sqrt(self._squares)
+
+    def _set_back(self) -> None:
+        for index, (count, saved) in self._before.items():
+            self._second.counts[index] = count
+            for live, before in zip((self._second.rows[index], self._second.columns[index]), saved, strict=True):
+                live.copy_(before)
