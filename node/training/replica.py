@@ -23,7 +23,7 @@ from node.optim.laid_out import ParameterChanged
 from node.optim.local import LocalSteps
 from node.optim.second_moment import Kind
 from node.optim.sharded.spread import Pieces, whole
-from node.snapshot.image import Image, Spare
+from node.snapshot.image import Image, Spare, SpareDisk, SpareMemory
 from node.snapshot.pieces import SnapshotManifest, describe, load, pack, parameters_of
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
 from node.training.maker import BuiltIn, GradientMaker
@@ -77,9 +77,11 @@ class Replica:
         second: Kind = "whole",
         maker: GradientMaker | None = None,
         digest_steps: int = 0,
+        copy_folder: Path | None = None,
     ) -> None:
         """`author`: this peer's public key, for votes whose places follow from it. `second`: how it keeps its second moment.
-        `maker`: of its gradients. `digest_steps`: of the run's clock. A peer of several ranks gives `demo` and `local` (None
+        `maker`: of its gradients. `digest_steps`: of the run's clock. `copy_folder`: for what images copy; None keeps
+        copies in memory. A peer of several ranks gives `demo` and `local` (None
         without local steps); for one device they are made here."""
         self.run_id, self.model, self.digest_steps = run_id, model, digest_steps
         self.step = 0
@@ -92,7 +94,10 @@ class Replica:
             local = LocalSteps(own.parameters, local_config(optimizer), own.layout.places) if several else None
         self.demo, self.local = demo, local
         self.layout_digest = self.demo.layout.digest()
-        self._spares = {False: Spare(), True: Spare()}  # of the same: one may be read when the other is made
+        # of state and momentum: one may be read when the other is made
+        self._spares: dict[bool, Spare] = {
+            private: SpareMemory() if copy_folder is None else SpareDisk(copy_folder) for private in (False, True)
+        }
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of the state, and of what is private
         self._digest: bytes | None = None
         self._hashing: Future[bytes] | None = None
