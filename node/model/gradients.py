@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,18 @@ from torch import Tensor, nn
 from node.model.sliced_loss import loss
 
 Batch = Tensor | npt.NDArray[np.int64]
-Last = Callable[[int], None]
-"""It is told how many samples the gradients are over after the next backward pass."""
+
+
+class GradientTaker(Protocol):
+    """It takes gradients out of `.grad` where autograd makes them."""
+
+    def start(self) -> None:
+        """The next backward pass is the first one, perhaps again."""
+        ...
+
+    def last(self, samples: int) -> None:
+        """After the next backward pass the gradients are over so many samples, and complete."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,26 +51,28 @@ def accumulate_gradients(
     device: torch.device,
     autocast: AbstractContextManager[Any] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    last: Last | None = None,
+    taker: GradientTaker | None = None,
 ) -> GradResult:
     """Replace every parameter's `.grad` by the mean gradient over the samples of `batches`.
 
     Each batch is int64 [n, context + 1]; `autocast` is entered for each forward pass. `should_stop` is asked before
-    each micro-batch. When no sample was done all gradients are None. `last` is called before the last backward pass. A gradient
-    that something takes out of `.grad` in that pass is not divided here.
+    each micro-batch. When no sample was done all gradients are None. What a `taker` takes
+    is not divided here.
     """
     forward = nullcontext() if autocast is None else autocast
     model.zero_grad(set_to_none=True)
+    if taker is not None:
+        taker.start()
     total, tokens, samples = torch.zeros((), device=device), 0, 0
     pace = Pace(device)
-    for batch, ends in with_end(batches) if last is not None else ((batch, False) for batch in batches):
+    for batch, ends in with_end(batches) if taker is not None else ((batch, False) for batch in batches):
         if should_stop():
             break
         rows = to_device(batch, device)
         with forward:
             summed = loss(model, rows) * len(rows)
-        if ends and last is not None:
-            last(samples + len(rows))
+        if ends and taker is not None:
+            taker.last(samples + len(rows))
         summed.backward()  # type: ignore[no-untyped-call]
         total += summed.detach()  # stays on the device: reading it here would stall the queue
         samples += len(rows)

@@ -9,7 +9,7 @@ learning rate schedule, no other peer and no clock. ADR 11 has the parts of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from node.optim.layout import CHUNK_SIDE, Layout, Source, kinds_of, trainable_te
 from node.optim.nesterov import Nesterov
 from node.optim.run_settings import RUN, check
 from node.optim.saved import check_state, private_state
-from node.optim.second_moment import Kind
+from node.optim.second_moment import Kind, SecondMoment
 from node.optim.step import Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32
 from node.optim.tiles import look_ahead
 from node.optim.votes import bits
@@ -229,26 +229,21 @@ class DeMo(Voting):
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
         self.check_parameters()
-        folded, self._folding = self._folding, None
-        gradients: list[Tensor | None] | None = None
-        second, scale, size = None, lr, self.config.size
-        if folded is not None and folded.norm is not None:
-            norm = folded.norm
-        else:
-            norm, gradients, scale = self._gradients(lr)
-            second = second_moment.for_kernels(self._second, gradients)
+        folded, self._folding, size = self._folding, None, self.config.size
+        given = self._gradients(lr) if folded is None or folded.norm is None else (folded.norm, None, lr, None)
+        norm, gradients, scale, second = given
         self._proposed = self._step + 1 if step is None else step
         backend = self._at(self._draw(self._proposed))
-        given = gradients, self._momentum, self.config.beta, scale, size, second
+        own = gradients, self._momentum, self.config.beta, scale, size, second
         if isinstance(backend, Taking):
-            packed, self._taken = backend.take(*given)
+            packed, self._taken = backend.take(*own)
         else:
-            packed = backend.vote(*given)
+            packed = backend.vote(*own)
         self._pending = (size, packed)
         return Votes(votes.to_bytes(packed), size, norm)
 
-    def _gradients(self, lr: float) -> tuple[float, list[Tensor | None], float]:
-        """The norm of the gradients in `.grad`, these, and what the momentum takes them times. Raises `NonFiniteGradient`."""
+    def _gradients(self, lr: float) -> tuple[float, list[Tensor | None] | None, float, SecondMoment | None]:
+        """The gradients' norm, these, what they are times, and what divides them. Raises `NonFiniteGradient`."""
         gradients = [dense(parameter.grad) for parameter in self.parameters]
         norm = self._backend.norm(gradients)
         if not math.isfinite(norm):
@@ -258,19 +253,21 @@ class DeMo(Voting):
         if self._nesterov is not None:
             self._nesterov.advance(scale)
             gradients, scale = [dense(parameter.grad) for parameter in self.parameters], 1.0
-        return norm, gradients, scale * (1.0 if self.config.magnitudes else lr)
+        scale *= 1.0 if self.config.magnitudes else lr
+        return norm, gradients, scale, second_moment.for_kernels(self._second, gradients)
 
-    def folding(self, lr: float) -> Folding:
+    def folding(self, lr: float, changes: Callable[[], None] = lambda: None) -> Folding:
         """Take the gradients of the next votes as they are made (`node.optim.folding`), at the rate that `propose` will have.
 
-        Raises `ValueError` if the settings need all gradients at once, or a parameter is not what was laid out.
+        `changes` is called before each change of the momentum. Raises `ValueError` if the settings need all gradients at once,
+        or a parameter is not what was laid out.
         """
         assert self._pending is None, "settle the last votes first"
         folding.check(self.config)
         self.check_parameters()
         assert isinstance(self._second, second_moment.FactoredMoment)
         own = self.layout, self.parameters, self._backend, self._momentum, self._second
-        self._folding = Folding(*own, self.config.beta, exact_float32(lr))
+        self._folding = Folding(*own, (self.config.beta, exact_float32(lr)), changes)
         return self._folding
 
     def _at(self, draw: Draw) -> Backend:

@@ -4,6 +4,8 @@ So no step has all gradients in memory. Vectors, and the strips beside whole chu
 buffer of its size. It serves a factored second moment, which divides each tensor by itself. It refuses what needs all
 gradients at once: a clipped norm, and a Nesterov momentum (`check`).
 
+Where several backward passes add a gradient up, its sum so far waits in bf16: half of what autograd would keep.
+
 A gradient that is not finite does not join, and neither does any after it. Those before it have: the momentum keeps them for
 later votes, and the second moment is set back.
 """
@@ -11,7 +13,7 @@ later votes, and the second moment is set back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,7 +41,7 @@ def check(config: DeMoConfig) -> None:
 
 
 class Folding:
-    """Of one step. `begin` before the last backward pass over the step's samples, `finish` after it."""
+    """Of one step. `start`, then `last` before the last backward pass over the step's samples, then `finish`."""
 
     def __init__(
         self,
@@ -48,35 +50,39 @@ class Folding:
         backend: Backend,
         momentum: Tensor,
         second: FactoredMoment,
-        beta: float,
-        scale: float,
+        rates: tuple[float, float],
+        changes: Callable[[], None],
     ) -> None:
-        """`beta` and `scale`: of the momentum, and of the divided gradient (`step.accumulate`)."""
+        """`rates`: of the momentum, and of the divided gradient (`step.accumulate`). `changes`: called before a change."""
         self._layout, self._parameters, self._backend = layout, parameters, backend
-        self._momentum, self._second, self._rates = momentum, second, (beta, scale)
+        self._momentum, self._second = momentum, second
+        self._rates, self._changes = rates, changes
         pool = layout.chunks - layout.core_chunks
         self._pool = torch.zeros(pool, CHUNK_SIDE, CHUNK_SIDE, dtype=torch.float32, device=momentum.device)
         self._samples = 0
         self._before: dict[int, tuple[int, list[Tensor]]] = {}  # second moments of the tensors that joined
         self._earlier: frozenset[int] = frozenset()
+        self._sums: dict[int, Tensor] = {}
         self._squares = 0.0
         self._finite = True
         self.norm: float | None = None
         """Of the whole gradient; None until `finish`."""
 
-    def begin(self, samples: int) -> None:
-        """The next backward pass completes the gradients of so many samples: they are divided by that number, and join.
+    def start(self) -> None:
+        """The next backward pass is the first one. If one ran out of memory, they are made again: what joined stays."""
+        self._samples, self._earlier = 0, frozenset(self._before)
+        self._sums.clear()
 
-        A pass that ran out of memory is made again: what joined in it is not taken twice.
-        """
-        self._samples, self._earlier = samples, frozenset(self._before)
+    def last(self, samples: int) -> None:
+        """The next backward pass completes the gradients of so many samples: they are divided by that number, and join."""
+        self._samples = samples
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Take gradients where autograd makes them."""
 
         def ready(index: int, parameter: Tensor) -> None:
-            if self._samples and gradient_fault_of(parameter) is None:
+            if gradient_fault_of(parameter) is None:
                 self._take(index, parameter)
 
         handles: list[Any] = [
@@ -88,13 +94,23 @@ class Folding:
         finally:
             for handle in handles:
                 handle.remove()
-            self._samples = 0
 
     @torch.no_grad()
     def _take(self, index: int, parameter: Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
-        if gradient is not None and self._finite and index not in self._earlier:
-            self._join(index, gradient.div_(self._samples))
+        if gradient is None or not self._finite or index in self._earlier:
+            return
+        if self._samples:
+            self._join(index, self._summed(index, gradient).div_(self._samples))
+        elif index in self._sums:
+            self._sums[index].add_(gradient)
+        else:
+            self._sums[index] = gradient.bfloat16()
+
+    def _summed(self, index: int, gradient: Tensor) -> Tensor:
+        """A gradient and what earlier passes made, in its place."""
+        earlier = self._sums.pop(index, None)
+        return gradient if earlier is None else gradient.add_(earlier)
 
     def _join(self, index: int, made: Tensor | None) -> None:
         """One tensor's gradient into the momentum, and what of it lies in the pool into the buffer."""
@@ -111,6 +127,7 @@ class Folding:
             self._before[index] = self._second.counts[index], [tensor.clone() for tensor in own]
         one: list[Tensor | None] = [None] * len(self._parameters)
         one[index] = gradient
+        self._changes()
         self._second.divide(one)
         place = self._layout.places[index]
         chunks = range(place.first_chunk, place.first_chunk + place.core_chunks)
@@ -120,8 +137,8 @@ class Folding:
                 strip.add_(part)
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """Take what is left: gradients that autograd left in `.grad`, parameters without one, and the pool.
+    def finish(self, samples: int) -> None:
+        """Take what is left: sums over so many samples that had no last pass, parameters without a gradient, and the pool.
 
         Raises `NonFiniteGradient`; then the next step begins with the second moment as it was. Raises `ParameterChanged` if a
         gradient cannot be taken.
@@ -130,13 +147,14 @@ class Folding:
             if fault := gradient_fault_of(parameter):
                 raise ParameterChanged(f"parameter {self._layout.places[index].name} {fault}")
             if index not in self._before and self._finite:
-                gradient, parameter.grad = parameter.grad, None
-                self._join(index, gradient)
+                earlier = self._sums.pop(index, None)
+                self._join(index, None if earlier is None else earlier.float().div_(samples))
         if not self._finite:
             self._set_back()
             raise NonFiniteGradient(f"gradient norm {math.sqrt(self._squares)}")
         nothing: list[Tensor | None] = [None] * len(self._parameters)
         pool = range(self._layout.core_chunks, self._layout.chunks)
+        self._changes()
         self._backend.fold(nothing, self._pool, self._momentum, *self._rates, pool)
         self.norm = math.sqrt(self._squares)
 

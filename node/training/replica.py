@@ -243,18 +243,12 @@ class Replica:
         should_stop: Callable[[], bool],
     ) -> GradResult:
         """As `gradients`, into the momentum."""
-
-        def begin(count: int) -> None:
-            self._detach(private=True)  # as late as possible: the keeper copies meanwhile
-            folding.begin(count)
-
         with self._unchanged():
-            folding = demo.folding(lr)
+            folding = demo.folding(lr, changes=lambda: self._detach(private=True))
             with folding.hooked():
-                result = maker.mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop, begin)
+                result = maker.mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop, folding)
             if result.samples:
-                self._detach(private=True)
-                folding.finish()
+                folding.finish(result.samples)
         return result
 
     def mean_gradient(

@@ -48,7 +48,8 @@ def fold(demo: DeMo, given: list[Tensor], *, left_out: int = 1) -> Folding:
     """One backward pass whose gradients are those given; the tensor `left_out` has none."""
     folding = demo.folding(LR)
     with folding.hooked():
-        folding.begin(SAMPLES)
+        folding.start()
+        folding.last(SAMPLES)
         pairs = enumerate(zip(demo.parameters, given, strict=True))
         sum((SAMPLES * (p * g).sum() for index, (p, g) in pairs if index != left_out), torch.zeros(())).backward()
     return folding
@@ -75,7 +76,7 @@ def test_votes_and_momentum_are_those_of_gradients_that_join_together(
         one = propose(whole, given)
         folding = fold(folded, given)
         assert all(parameter.grad is None for parameter in folded.parameters), "freed in the backward pass"
-        folding.finish()
+        folding.finish(SAMPLES)
         votes = folded.propose(LR)
         assert votes.payload == one
         assert votes.gradient_norm == pytest.approx(
@@ -123,7 +124,7 @@ def test_a_saved_momentum_of_either_type_becomes_the_other() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_never_joins_and_the_second_moment_is_as_before(bad: int, value: float) -> None:
     demo = made(CONFIG)
-    fold(demo, gradients(0)).finish()
+    fold(demo, gradients(0)).finish(SAMPLES)
     demo.propose(LR)
     demo.settle(True)
     before, second = demo.momentum.clone(), demo.state_dict()["second"]
@@ -136,7 +137,7 @@ def test_what_is_not_finite_never_joins_and_the_second_moment_is_as_before(bad: 
     given[bad].view(-1)[0] = value
     folding = fold(demo, given, left_out=-1)
     with pytest.raises(NonFiniteGradient):
-        folding.finish()
+        folding.finish(SAMPLES)
     assert folding.norm is None
     assert demo.momentum.isfinite().all()
     place = demo.layout.places[bad]
@@ -146,7 +147,7 @@ def test_what_is_not_finite_never_joins_and_the_second_moment_is_as_before(bad: 
     assert after["counts"] == second["counts"]
     for name in ("rows", "columns"):
         assert all(map(torch.equal, after[name], second[name]))
-    assert fold(demo, gradients(2)).finish() is None
+    assert fold(demo, gradients(2)).finish(SAMPLES) is None
     assert demo.propose(LR).payload, "the next step is one like others"
 
 
@@ -154,35 +155,44 @@ def test_a_pass_that_is_made_again_joins_once() -> None:
     """As after an out-of-memory in the middle of a pass."""
     once, twice = made(CONFIG), made(CONFIG)
     given = gradients(0)
-    fold(once, given).finish()
+    fold(once, given).finish(SAMPLES)
     folding = twice.folding(LR)
     with folding.hooked():
         for count in (3, len(SHAPES)):
-            folding.begin(SAMPLES)
+            folding.start()
+            folding.last(SAMPLES)
             sum(
                 (SAMPLES * (p * g).sum() for p, g in list(zip(twice.parameters, given, strict=True))[:count]),
                 torch.zeros(()),
             ).backward()
             for parameter in twice.parameters:
                 parameter.grad = None
-    folding.finish()
+    folding.finish(SAMPLES)
     changed = once.layout.places[1]  # left out by `fold`, and in the pool
     assert changed.core_chunks == 0
     assert twice.momentum[: once.layout.core_chunks].equal(once.momentum[: once.layout.core_chunks])
 
 
-def test_gradients_before_the_last_pass_are_added_up_by_autograd() -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_sum_over_several_passes_waits_in_bf16(ends: bool) -> None:
+    """Also of a step that is stopped before its last pass."""
     whole, folded = made(CONFIG), made(CONFIG)
-    one, other = gradients(0), gradients(1)
+    one, other = (
+        [(g / g.abs()).nan_to_num() for g in gradients(seed)] for seed in (0, 1)
+    )  # sums that bf16 has exactly
     folding = folded.folding(LR)
     with folding.hooked():
-        sum((p * g).sum() for p, g in zip(folded.parameters, one, strict=True)).backward()  # type: ignore[union-attr]
-        assert all(parameter.grad is not None for parameter in folded.parameters)
-        folding.begin(2)
-        sum((p * g).sum() for p, g in zip(folded.parameters, other, strict=True)).backward()  # type: ignore[union-attr]
-    folding.finish()
+        folding.start()
+        for given, last in ((one, False), (other, ends)):
+            if last:
+                folding.last(2)
+            sum((p * g).sum() for p, g in zip(folded.parameters, given, strict=True)).backward()  # type: ignore[union-attr]
+            assert all(parameter.grad is None for parameter in folded.parameters)
+            assert all(own.dtype == torch.bfloat16 for own in folding._sums.values())
+    folding.finish(2)
     both = [(first + second) / 2 for first, second in zip(one, other, strict=True)]
     assert folded.propose(LR).payload == propose(whole, both, left_out=-1)
+    assert folded.momentum.equal(whole.momentum)
 
 
 def test_a_gradient_that_comes_in_parts_is_whole_in_the_momentum() -> None:
@@ -190,14 +200,15 @@ def test_a_gradient_that_comes_in_parts_is_whole_in_the_momentum() -> None:
     demo = made(CONFIG)
     folding = demo.folding(LR)
     with folding.hooked():
-        folding.begin(1)
+        folding.start()
+        folding.last(1)
         for _ in range(2):
             demo.parameters[2].sum().backward()
-    folding.finish()
+    folding.finish(SAMPLES)
     place = demo.layout.places[2]
     once = made(CONFIG)
     folding = fold(once, [torch.ones(shape) for shape in SHAPES])
-    folding.finish()
+    folding.finish(SAMPLES)
     assert demo.momentum[place.first_chunk, 0, 0] > 1.2 * once.momentum[place.first_chunk, 0, 0]
 
 
@@ -225,7 +236,8 @@ def test_a_gradient_of_another_kind_is_named() -> None:
     demo = DeMo([("table", table.weight)], CONFIG)
     folding = demo.folding(LR)
     with folding.hooked():
-        folding.begin(1)
+        folding.start()
+        folding.last(1)
         table(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(ValueError, match="table has a sparse"):
-        folding.finish()
+        folding.finish(SAMPLES)
