@@ -30,7 +30,7 @@ class GradientTaker(Protocol):
         ...
 
     def last(self, samples: int) -> None:
-        """After the next backward pass the gradients are over so many samples, and complete."""
+        """The next backward pass completes the gradients: sums over so many samples, or a mean (1)."""
         ...
 
 
@@ -70,10 +70,12 @@ def accumulate_gradients(
             break
         rows = to_device(batch, device)
         with forward:
-            summed = loss(model, rows) * len(rows)
-        if ends and taker is not None:
-            taker.last(samples + len(rows))
-        summed.backward()  # type: ignore[no-untyped-call]
+            mean = loss(model, rows)
+            summed = mean * len(rows)
+        alone = taker is not None and ends and not samples  # a mean at once, which nobody has to divide
+        if taker is not None and ends:
+            taker.last(1 if alone else samples + len(rows))
+        (mean if alone else summed).backward()  # type: ignore[no-untyped-call]
         total += summed.detach()  # stays on the device: reading it here would stall the queue
         samples += len(rows)
         tokens += rows[:, 1:].numel()

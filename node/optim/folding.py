@@ -25,7 +25,7 @@ from node.optim.backends.interface import Backend
 from node.optim.laid_out import ParameterChanged, gradient_fault_of
 from node.optim.layout import CHUNK_SIDE, Layout
 from node.optim.second_moment import FactoredMoment
-from node.optim.step import NonFiniteGradient, dense, total_norm
+from node.optim.step import NonFiniteGradient, dense
 
 if TYPE_CHECKING:
     from node.optim.demo import DeMoConfig
@@ -101,7 +101,8 @@ class Folding:
         if gradient is None or not self._finite or index in self._earlier:
             return
         if self._samples:
-            self._join(index, self._summed(index, gradient).div_(self._samples))
+            whole = self._summed(index, gradient)
+            self._join(index, whole if self._samples == 1 else whole.div_(self._samples))
         elif index in self._sums:
             self._sums[index].add_(gradient)
         else:
@@ -115,20 +116,19 @@ class Folding:
     def _join(self, index: int, made: Tensor | None) -> None:
         """One tensor's gradient into the momentum, and what of it lies in the pool into the buffer."""
         (beta, scale), gradient = self._rates, dense(made)
+        own = self._second.rows[index], self._second.columns[index]
+        before = self._second.counts[index], [tensor.clone() for tensor in own]
+        self._changes()
         if gradient is not None:
-            norm = total_norm([gradient])
+            norm = self._second.divide_one(index, gradient)
             self._squares += norm**2
             self._finite = math.isfinite(norm)
             if not self._finite:
                 return
         again = index in self._before  # a parameter whose gradient comes in parts
-        if not again:
-            own = self._second.rows[index], self._second.columns[index]
-            self._before[index] = self._second.counts[index], [tensor.clone() for tensor in own]
+        self._before.setdefault(index, before)
         one: list[Tensor | None] = [None] * len(self._parameters)
         one[index] = gradient
-        self._changes()
-        self._second.divide(one)
         place = self._layout.places[index]
         chunks = range(place.first_chunk, place.first_chunk + place.core_chunks)
         self._backend.fold(one, self._pool, self._momentum, 1.0 if again else beta, scale, chunks)
