@@ -138,7 +138,7 @@ class FactoredMoment:
         if not own.numel():
             return 0.0
         means = self._kernels(own)[0](own)
-        square = float(means[0].sum(dtype=torch.float64)) * own.shape[1]
+        square = float(means[0].sum()) * own.shape[1]
         if math.isfinite(square):
             self._divide(index, own, means)
         return math.sqrt(square)
