@@ -23,7 +23,7 @@ from node.optim.backends.interface import Backend, Stepping, Taking
 from node.optim.base import Base, BaseConfig, is_table
 from node.optim.exact import transforms
 from node.optim.exact.transforms import Transform
-from node.optim.folding import Folding
+from node.optim.folding import Folding, FoldingRoom
 from node.optim.laid_out import LaidOut
 from node.optim.layout import CHUNK_SIDE, Layout, Source, kinds_of, trainable_tensors
 from node.optim.nesterov import Nesterov
@@ -188,6 +188,7 @@ class DeMo(Voting):
             bits.compiled()  # now, and not in the middle of a round
         self._pending: tuple[int, Tensor] | None = None
         self._folding: Folding | None = None
+        self._folding_room: FoldingRoom | None = None
         self._taken: Tensor | None = None  # the pending votes' coefficients, if they have left the momentum already
         compiled = compiles(choice, self._device)
         moment = self.parameters, config.beta2, config.second_moment
@@ -267,7 +268,9 @@ class DeMo(Voting):
         self.check_parameters()
         assert isinstance(self._second, second_moment.FactoredMoment)
         own = self.layout, self.parameters, self._backend, self._momentum, self._second
-        self._folding = Folding(*own, (self.config.beta, exact_float32(lr)), changes)
+        if self._folding_room is None:
+            self._folding_room = FoldingRoom(self.layout, self.parameters, self._second)
+        self._folding = Folding(*own, self._folding_room, (self.config.beta, exact_float32(lr)), changes)
         return self._folding
 
     def _at(self, draw: Draw) -> Backend:
