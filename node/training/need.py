@@ -34,8 +34,9 @@ PRIVATE_FILES: Final = 2
 
 BYTES_A_SHORT: Final = 2
 """A momentum in bf16, and a gradient's sum over several micro-batches."""
-HEAP_BYTES_A_PARAMETER: Final = 1.0
-"""With `memory = small`, in main memory: what the C library keeps between tensors (`python -m tests.bench size`, ADR 30)."""
+HEAP_BYTES_A_PARAMETER: Final = 0.5
+"""With `memory = small`, in main memory: what the C library keeps between tensors (`python -m tests.bench size`, ADR 30). With
+sums over micro-batches, as much again as half of these."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,10 @@ class Need:
         return self.snapshot + self.private if self.stores and not self.small else 0
 
     def on(self, device: str) -> Need:
-        """With the copies and the heap in `state`, if the device computes in the main memory."""
-        return self if device.startswith("cuda") else replace(self, state=self.state + self.copies + self.heap)
+        """With the copies and the heap counted, if the device computes in the main memory."""
+        if device.startswith("cuda"):
+            return self
+        return replace(self, state=self.state + self.copies + self.heap, gradients=self.gradients * 3 // 2)
 
     def memory(self, micro_batch: int) -> int:
         """For a micro-batch of so many samples."""

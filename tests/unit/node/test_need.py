@@ -143,10 +143,11 @@ def test_a_peer_that_saves_memory_has_a_short_momentum_one_gradient_and_copies_o
     assert (own.private, own.copies) == (2000, 0)
     assert own.disk == 3 * 4000 + 2 * 2000 + own.snapshot + own.private
     assert whole.disk == 3 * 4000 + 2 * 8000
-    assert own.on("cpu").state == own.state + own.heap == own.state + 1000
+    assert own.on("cpu").state == own.state + own.heap == own.state + 500
     assert own.on("cuda").state == own.state
     assert own.memory(8) == own.state
     assert own.memory(7) == own.state + 2000, "sums over micro-batches"
+    assert own.on("cpu").memory(7) == own.state + 500 + 3000, "and what lies between"
     assert small(trains=False).state == 4040 + 2000
     assert small(trains=False).memory(1) == 4040 + 2000
     assert need_of(SIZE, optimizer(beta2=0), second="factored") == need_of(SIZE, optimizer(beta2=0))
