@@ -295,11 +295,14 @@ class _Peer:
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
         size, run_id, key = vote_size(config, self.settings, self.log), self.invite.run_id, self.identity.public_key
+        copy_folder = self.folder if self.second == "factored" else None  # a peer that saves memory copies to its disk
         if self.own is not None:
             start = own_start(
                 spec, config, vocabulary, begun=facts.HasField("snapshot"), allow_code=self.settings.allow_code
             )
-            replica = self.own.replica(start, config, size, run_id, key, facts.genesis.layout_digest, self.second)
+            replica = self.own.replica(
+                start, config, size, run_id, key, facts.genesis.layout_digest, self.second, copy_folder
+            )
         else:
             # then somebody's machine has tried the model
             known = bool(facts.genesis.layout_digest) or facts.head_step > 0
@@ -307,7 +310,7 @@ class _Peer:
             replica = replica_of(
                 spec, config, vocabulary, size, device,
                 run_id=run_id, public_key=key, settings=self.settings, lead=self.lead,
-                second=self.second,
+                second=self.second, copy_folder=copy_folder,
             )  # fmt: skip
         model = {"parameters": parameter_count(replica.model), "device": str(device), "data": text.name}
         self.log.info("model", **model, size=size, dtype=text.dtype)

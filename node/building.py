@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,9 +63,10 @@ class Own:
         public_key: bytes,
         layout: bytes,
         second: Kind = "whole",
+        copy_folder: Path | None = None,
     ) -> Replica:
         """Over the program's model. `start`: the run's own model in its first state; `layout`: its digest, if the run says;
-        `second`: how this peer keeps its second moment."""
+        `second`: how this peer keeps its second moment; `copy_folder`: see `Replica`."""
         model = self.handover.model
         check_parameters(model, "model")
         for name, parameter in model.named_parameters():
@@ -92,7 +94,7 @@ class Own:
                     parameter.copy_(first[name])
         replica = Replica(
             run_id, model, config.optimizer, size, author=public_key, second=second,
-            maker=self.handover, digest_steps=config.clock.digest_steps,
+            maker=self.handover, digest_steps=config.clock.digest_steps, copy_folder=copy_folder,
         )  # fmt: skip
         replica.knows_start = start is not None
         return replica
@@ -137,14 +139,24 @@ def replica_of(
     settings: PeerSettings,
     lead: Lead | None,
     second: Kind,
+    copy_folder: Path | None = None,
 ) -> Replica:
-    """Over the run's model, in its first state; `second`: how this peer keeps its second moment."""
+    """Over the run's model, in its first state. `second`: how it keeps its second moment. `copy_folder`: see `Replica`."""
     context, optimizer, digest_steps = config.data.context, config.optimizer, config.clock.digest_steps
     effort = Effort(settings.activation_checkpointing, settings.compile)
     if lead is None:
         model = build(spec, config.seed, vocabulary=vocabulary, context=context).to(device)
         model = effort.prepare(model)
-        return Replica(run_id, model, optimizer, size, author=public_key, second=second, digest_steps=digest_steps)
+        return Replica(
+            run_id,
+            model,
+            optimizer,
+            size,
+            author=public_key,
+            second=second,
+            digest_steps=digest_steps,
+            copy_folder=copy_folder,
+        )
     if optimizer.method == "paper":
         raise OperatorError(
             f"this peer has {lead.ranks} devices, and the run's optimizer.method is paper, which works on one device: "

@@ -54,8 +54,9 @@ class PeerSettings(LiveSettings, BaseSettings):
     """Samples in one forward pass. A smaller value needs less memory, and does not change the gradient."""
 
     memory: Literal["auto", "full", "small"] = "auto"
-    """What this peer's own state takes. `small`: 6.5 bytes a parameter less on a CPU, 4 on a card, because the second moment is
-    kept by rows and columns; steps differ a little. `auto`: small where full does not fit. Other peers notice nothing."""
+    """What this peer's own state takes. `full`: 28 bytes a parameter on a CPU, 16 on a card. `small`: 6.5 and 6, and 2 to 3
+    more where a step has several micro-batches; votes differ a little, and saving waits for the disk. `auto`: small where full
+    does not fit. Other peers notice nothing."""
 
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time. The

@@ -69,7 +69,10 @@ class Counted:
 
     def need(self, config: RunConfig, *, trains: bool = True, ranks: int = 1, second: Kind = WHOLE) -> Need:
         """What the run needs of a peer."""
-        return needs.need_of(self.size, config.optimizer, self.sample, trains=trains, ranks=ranks, second=second)
+        return needs.need_of(
+            self.size, config.optimizer, self.sample, trains=trains, ranks=ranks, second=second,
+            samples=config.clock.batch_samples, checks=config.trust.enabled,
+        )  # fmt: skip
 
 
 def counted(config: RunConfig, settings: PeerSettings, *, trains: bool = True, ranks: int = 1) -> Counted | None:
@@ -138,6 +141,8 @@ def _verdict(
     )
     if size and second == "factored":
         why += ", memory small" + (" (you set it)" if settings.memory == "small" else " (full does not fit)")
+        if whole := needs.whole_gradients(config.optimizer, checks=config.trust.enabled):
+            why += f", but with whole gradients: {whole}"
     if not size and settings.memory == "full" and config.optimizer.beta2:
         why += ", or set memory to auto"
     main = main_memory()

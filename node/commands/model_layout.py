@@ -136,9 +136,10 @@ def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts
         return facts
     need = found.need(config)
     sparing = settings.model_copy(update={"memory": "small", "activation_checkpointing": True, "compile": False})
+    least = replace(found, sample=0).need(config, second=kinds_of(config, sparing)[0])
     return replace(
         facts,
-        least_state_bytes=found.need(config, second=kinds_of(config, sparing)[0]).state,
+        least_state_bytes=least.memory(1),
         least_sample_bytes=sample_bytes(spec_of(config), config, sparing),
         state_bytes=need.state,
         sample_bytes=need.sample,

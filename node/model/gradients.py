@@ -7,10 +7,10 @@ Refuses: clipping, optimizers, judging the loss (a NaN is returned as it is).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,18 @@ from node.model.sliced_loss import loss
 Batch = Tensor | npt.NDArray[np.int64]
 Loss = Callable[[nn.Module, Tensor], Tensor]
 """Mean nats a predicted token, a scalar: of a model and samples, int64 [n, context + 1]."""
+
+
+class GradientTaker(Protocol):
+    """It takes gradients out of `.grad` where autograd makes them."""
+
+    def start(self) -> None:
+        """The next backward pass is the first one, perhaps again."""
+        ...
+
+    def last(self, samples: int) -> None:
+        """The next backward pass completes the gradients: sums over so many samples, or a mean (1)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,23 +54,31 @@ def accumulate_gradients(
     autocast: AbstractContextManager[Any] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     loss: Loss = loss,
+    taker: GradientTaker | None = None,
 ) -> GradResult:
     """Replace every parameter's `.grad` by the mean gradient over the samples of `batches`.
 
     Each batch is int64 [n, context + 1]; `autocast` is entered for each forward pass. `should_stop` is asked before
-    each micro-batch. When no sample was done all gradients are None.
+    each micro-batch. When no sample was done all gradients are None. What a `taker` takes
+    is not divided here.
     """
     forward = nullcontext() if autocast is None else autocast
     model.zero_grad(set_to_none=True)
+    if taker is not None:
+        taker.start()
     total, tokens, samples = torch.zeros((), device=device), 0, 0
     pace = Pace(device)
-    for batch in batches:
+    for batch, ends in with_end(batches) if taker is not None else ((batch, False) for batch in batches):
         if should_stop():
             break
         rows = to_device(batch, device)
         with forward:
-            summed = loss(model, rows) * len(rows)
-        summed.backward()  # type: ignore[no-untyped-call]
+            mean = loss(model, rows)
+            summed = mean * len(rows)
+        alone = taker is not None and ends and not samples  # a mean at once, which nobody has to divide
+        if taker is not None and ends:
+            taker.last(1 if alone else samples + len(rows))
+        (mean if alone else summed).backward()  # type: ignore[no-untyped-call]
         total += summed.detach()  # stays on the device: reading it here would stall the queue
         samples += len(rows)
         tokens += rows[:, 1:].numel()
@@ -66,6 +86,17 @@ def accumulate_gradients(
     if samples:
         _divide_gradients(model, samples)
     return GradResult(loss_mean=total.item() / samples if samples else math.nan, tokens=tokens, samples=samples)
+
+
+def with_end(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the last one."""
+    kept: Batch | None = None
+    for batch in batches:
+        if kept is not None:
+            yield kept, False
+        kept = batch
+    if kept is not None:
+        yield kept, True
 
 
 def no_room(error: RuntimeError) -> bool:
@@ -105,4 +136,5 @@ def to_device(batch: Batch, device: torch.device) -> Tensor:
 
 def _divide_gradients(model: nn.Module, samples: int) -> None:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    torch._foreach_div_(gradients, float(samples))
+    if gradients:
+        torch._foreach_div_(gradients, float(samples))

@@ -61,6 +61,8 @@ class ModelSize:
     """Trained numbers; tied ones once."""
     model_bytes: int
     """Parameters and buffers in fp32."""
+    largest: int = 0
+    """Numbers of the largest parameter."""
 
 
 def size_of(spec: ModelSpec) -> ModelSize | None:
@@ -79,7 +81,8 @@ def size_of(spec: ModelSpec) -> ModelSize | None:
 def measured(model: nn.Module) -> ModelSize:
     """The size of a model on any device."""
     numbers = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    return ModelSize(parameter_count(model), BYTES_A_NUMBER * numbers)
+    largest = max((parameter.numel() for parameter in model.parameters()), default=0)
+    return ModelSize(parameter_count(model), BYTES_A_NUMBER * numbers, largest)
 
 
 def activation_bytes(

@@ -9,7 +9,7 @@ learning rate schedule, no other peer and no clock. ADR 11 has the parts of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,19 +17,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from node.optim import aggregate, second_moment
+from node.optim import aggregate, folding, second_moment
 from node.optim.backends.choose import choose, compiles, wanted
 from node.optim.backends.interface import Backend, Stepping, Taking
 from node.optim.base import Base, BaseConfig, is_table
 from node.optim.exact import transforms
 from node.optim.exact.transforms import Transform
+from node.optim.folding import Folding, FoldingRoom
 from node.optim.laid_out import LaidOut
-from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
+from node.optim.layout import CHUNK_SIDE, Layout, Source, kinds_of, trainable_tensors
 from node.optim.nesterov import Nesterov
 from node.optim.run_settings import RUN, check
 from node.optim.saved import check_state, private_state
-from node.optim.second_moment import Kind
-from node.optim.step import Decay, NonFiniteGradient, Votes, clip_scale, exact_float32
+from node.optim.second_moment import Kind, SecondMoment
+from node.optim.step import Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32
 from node.optim.tiles import look_ahead
 from node.optim.votes import bits
 from node.optim.votes import groups as votes
@@ -55,6 +56,8 @@ class DeMoConfig:
     The norm is not clipped then: no element is far above 1. `propose` may write into `.grad`."""
     second_moment: Kind = "whole"
     """`whole`: 4 bytes a parameter. `factored`: of each matrix, the means of its rows and columns alone."""
+    momentum_type: Literal["fp32", "bf16"] = "fp32"
+    """How the momentum is kept, 4 or 2 bytes a parameter. It is private, so peers may differ."""
     nesterov: float = RUN.nesterov
     """`propose` then writes into `.grad`."""
     weight_decay: float = RUN.weight_decay
@@ -158,7 +161,7 @@ SIZE_KEYS = {
 
 
 class DeMo(Voting):
-    """The optimizer's state between steps: fp32 momentum `[chunks, 64, 64]`, and votes that the log has not judged.
+    """The optimizer's state between steps: momentum `[chunks, 64, 64]`, and votes that the log has not judged.
 
     A step is `propose` (own gradient to own votes), then, once the log has spoken, `settle` (were they accepted?) and
     `apply` (everybody's). Parameters must be fp32, contiguous and on one device; tied weights count once. Steps count from 1,
@@ -174,7 +177,9 @@ class DeMo(Voting):
         self.parameters = [tensor for _, tensor in named]
         self._laid_out = LaidOut(named)
         self._device = self.parameters[0].device
-        self._momentum = self.layout.empty(self._device).zero_()
+        kept = torch.bfloat16 if config.momentum_type == "bf16" else torch.float32
+        shape = self.layout.chunks, CHUNK_SIDE, CHUNK_SIDE
+        self._momentum = torch.zeros(shape, dtype=kept, device=self._device)
         self._transform = config.made_transform()
         self._base = Base(config.base, self.layout, self._device)
         choice = wanted()
@@ -182,6 +187,8 @@ class DeMo(Voting):
         if self._device.type == "cpu":
             bits.compiled()  # now, and not in the middle of a round
         self._pending: tuple[int, Tensor] | None = None
+        self._folding: Folding | None = None
+        self._folding_room: FoldingRoom | None = None
         self._taken: Tensor | None = None  # the pending votes' coefficients, if they have left the momentum already
         compiled = compiles(choice, self._device)
         moment = self.parameters, config.beta2, config.second_moment
@@ -191,7 +198,7 @@ class DeMo(Voting):
 
     @property
     def momentum(self) -> Tensor:
-        """fp32 [chunks, 64, 64], in the transform's domain; pending votes are still in it. To be read only."""
+        """[chunks, 64, 64], in the transform's domain; pending votes are still in it. To be read only."""
         self._put_back()
         return self._momentum
 
@@ -218,11 +225,26 @@ class DeMo(Voting):
         until `settle`, which must come before the next `propose`. Raises `NonFiniteGradient`, or `ValueError` if a parameter or
         its gradient is not what was laid out, before anything is changed, and `votes.NotANumber` once the momentum itself has
         overflowed. Leaves `.grad` alone, unless there is a second moment (numba's kernels leave it alone then, too) or a
-        Nesterov momentum.
+        Nesterov momentum. After a `folding` that is finished, its gradients are there already.
         """
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
         self.check_parameters()
+        folded, self._folding, size = self._folding, None, self.config.size
+        given = self._gradients(lr) if folded is None or folded.norm is None else (folded.norm, None, lr, None)
+        norm, gradients, scale, second = given
+        self._proposed = self._step + 1 if step is None else step
+        backend = self._at(self._draw(self._proposed))
+        own = gradients, self._momentum, self.config.beta, scale, size, second
+        if isinstance(backend, Taking):
+            packed, self._taken = backend.take(*own)
+        else:
+            packed = backend.vote(*own)
+        self._pending = (size, packed)
+        return Votes(votes.to_bytes(packed), size, norm)
+
+    def _gradients(self, lr: float) -> tuple[float, list[Tensor | None] | None, float, SecondMoment | None]:
+        """The gradients' norm, these, what they are times, and what divides them. Raises `NonFiniteGradient`."""
         gradients = [dense(parameter.grad) for parameter in self.parameters]
         norm = self._backend.norm(gradients)
         if not math.isfinite(norm):
@@ -233,16 +255,23 @@ class DeMo(Voting):
             self._nesterov.advance(scale)
             gradients, scale = [dense(parameter.grad) for parameter in self.parameters], 1.0
         scale *= 1.0 if self.config.magnitudes else lr
-        second, size = second_moment.for_kernels(self._second, gradients), self.config.size
-        self._proposed = self._step + 1 if step is None else step
-        backend = self._at(self._draw(self._proposed))
-        given = gradients, self._momentum, self.config.beta, scale, size, second
-        if isinstance(backend, Taking):
-            packed, self._taken = backend.take(*given)
-        else:
-            packed = backend.vote(*given)
-        self._pending = (size, packed)
-        return Votes(votes.to_bytes(packed), size, norm)
+        return norm, gradients, scale, second_moment.for_kernels(self._second, gradients)
+
+    def folding(self, lr: float, changes: Callable[[], None] = lambda: None) -> Folding:
+        """Take the gradients of the next votes as they are made (`node.optim.folding`), at the rate that `propose` will have.
+
+        `changes` is called before each change of the momentum. Raises `ValueError` if the settings need all gradients at once,
+        or a parameter is not what was laid out.
+        """
+        assert self._pending is None, "settle the last votes first"
+        folding.check(self.config)
+        self.check_parameters()
+        assert isinstance(self._second, second_moment.FactoredMoment)
+        own = self.layout, self.parameters, self._backend, self._momentum, self._second
+        if self._folding_room is None:
+            self._folding_room = FoldingRoom(self.layout, self.parameters, self._second)
+        self._folding = Folding(*own, self._folding_room, (self.config.beta, exact_float32(lr)), changes)
+        return self._folding
 
     def _at(self, draw: Draw) -> Backend:
         """The backend for the votes of a step, whose places may follow from `draw`."""
@@ -367,10 +396,5 @@ class DeMo(Voting):
             self._nesterov.load_state_dict(state["nesterov"])
         self._step, self._proposed = state.get("step", 0), state.get("pending_step", 0)
         self._momentum.copy_(state["momentum"])
-        self._taken = None
+        self._taken = self._folding = None
         self._pending = None if packed is None else (size, packed.to(self._device, copy=True))
-
-
-def dense(gradient: Tensor | None) -> Tensor | None:
-    """As contiguous fp32; a copy only if it is not."""
-    return None if gradient is None else gradient.detach().to(torch.float32).contiguous()

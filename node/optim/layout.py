@@ -193,6 +193,13 @@ class Layout:
         for tensor, place in zip(tensors, self.places, strict=True):
             yield from _strips_of(place, None if tensor is None else tensor.view(place.height, place.width), pool)
 
+    def strips(self, index: int, tensor: Tensor, pool: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `pool_pairs`, of one tensor."""
+        place = self.places[index]
+        for part, strip in _strips_of(place, tensor.view(place.height, place.width), pool):
+            assert part is not None
+            yield part, strip
+
     def gather(self, tensors: Sequence[Tensor | None], out: Tensor) -> Tensor:
         """Copy tensors (any float dtype; None counts as zeros) into `out` [chunks, 64, 64] and zero the padding."""
         whole = [None if tensor is None else tensor.contiguous() for tensor in tensors]

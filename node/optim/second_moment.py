@@ -8,6 +8,7 @@ together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -126,17 +127,33 @@ class FactoredMoment:
     def divide(self, gradients: Sequence[Tensor | None]) -> None:
         """See `Moment.divide`."""
         for index, gradient in enumerate(gradients):
-            if gradient is None or not gradient.numel():
-                continue
-            self.counts[index] += 1
-            own, rows, columns = _matrix(gradient), self.rows[index], self.columns[index]
-            mean_squares, scale = self._kernels(own)
-            for kept, mean in zip((rows, columns), mean_squares(own), strict=True):
-                kept.mul_(self.beta2).add_(mean.clamp_(max=SQUARE_MAX), alpha=1 - self.beta2)
-            part = 1 - self.beta2 ** self.counts[index]
-            # the three roots apart: the product of two means of squares may be below what fp32 has
-            root = (rows.mean() / part + EPSILON).sqrt_()
-            scale(own, (rows / part + EPSILON).rsqrt_(), (columns / part + EPSILON).rsqrt_().mul_(root))
+            if gradient is not None and gradient.numel():
+                own = _matrix(gradient)
+                self._divide(index, own, self._kernels(own)[0](own))
+
+    @torch.no_grad()
+    def divide_one(self, index: int, gradient: Tensor) -> float:
+        """As `divide`, of one tensor. Returns the gradient's norm. If that is not finite, nothing has changed."""
+        own = _matrix(gradient)
+        if not own.numel():
+            return 0.0
+        means = self._kernels(own)[0](own)
+        square = float(means[0].sum()) * own.shape[1]
+        if math.isfinite(square):
+            self._divide(index, own, means)
+        return math.sqrt(square)
+
+    def _divide(self, index: int, own: Tensor, means: tuple[Tensor, Tensor]) -> None:
+        """By the moment that the `means` of squares, over rows and over columns, have joined."""
+        self.counts[index] += 1
+        rows, columns = self.rows[index], self.columns[index]
+        for kept, mean in zip((rows, columns), means, strict=True):
+            kept.mul_(self.beta2).add_(mean.clamp_(max=SQUARE_MAX), alpha=1 - self.beta2)
+        part = 1 - self.beta2 ** self.counts[index]
+        # the three roots apart: the product of two means of squares may be below what fp32 has
+        root = (rows.mean() / part + EPSILON).sqrt_()
+        scale = self._kernels(own)[1]
+        scale(own, (rows / part + EPSILON).rsqrt_(), (columns / part + EPSILON).rsqrt_().mul_(root))
 
     def _kernels(self, own: Tensor) -> tuple[MeanSquares, Scale]:
         if self._compiled and own.is_contiguous() and own.dtype == torch.float32:

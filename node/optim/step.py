@@ -68,6 +68,11 @@ def exact_float32(value: float) -> float:
 # ---- a gradient on its way into the momentum -------------------------------------------------------------------------
 
 
+def dense(gradient: Tensor | None) -> Tensor | None:
+    """As contiguous fp32; a copy only if it is not."""
+    return None if gradient is None else gradient.detach().to(torch.float32).contiguous()
+
+
 def total_norm(gradients: Sequence[Tensor | None]) -> float:
     """The norm of all gradients together. None and empty tensors count as zeros."""
     there = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
@@ -80,11 +85,14 @@ def clip_scale(norm: float, limit: float | None) -> float:
 
 
 def accumulate(momentum: Tensor, coefficients: Tensor, beta: float, lr: float) -> Tensor:
-    """`m = beta * m + lr * g` in place, fp32 [count, 64, 64] both.
+    """`m = beta * m + lr * g` in place, [count, 64, 64] both; `momentum` fp32 or bf16, `coefficients` fp32.
 
     The learning rate is inside, as in the authors' code: with summed votes it decides which steps' gradients weigh more.
+    Returns what is kept, in fp32.
     """
-    return momentum.mul_(beta).add_(coefficients, alpha=lr)
+    if momentum.dtype == torch.float32:
+        return momentum.mul_(beta).add_(coefficients, alpha=lr)
+    return momentum.copy_(momentum.float().mul_(beta).add_(coefficients, alpha=lr)).float()
 
 
 # ---- votes on their way out of it ------------------------------------------------------------------------------------
@@ -107,13 +115,13 @@ def spend_ballot(flat: Tensor, ballot: Ballot, form: Format) -> None:
     If votes have a common size, that size leaves. Otherwise the whole coefficient leaves. On the 8-bit grid the part
     beyond twice a typical vote does not count: it stays, and is voted for again.
     """
-    loud, own = ballot.values != 0, flat.gather(1, ballot.where)
+    loud, own = ballot.values != 0, flat.gather(1, ballot.where).float()
     if ballot.codes is None or form.grid is values.SIGN:
         most = int(VOTE_SUM_MAX * form.grid.unit)
         rest = torch.where(loud, values.clipped(own, ballot.values, form.grid, most), own)
     else:
         rest = own - ballot.values * values.scales(ballot.codes)[:, None]
-    flat.scatter_(1, ballot.where, rest)
+    flat.scatter_(1, ballot.where, rest.to(flat.dtype))
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------

@@ -62,13 +62,13 @@ def _cut(matrix: Tensor, down: int, right: int, block: Tensor) -> Tensor:
 
 
 def look_ahead(layout: Layout, parameters: Sequence[Tensor], expected: Tensor, transform: Transform, lr: float) -> None:
-    """`p -= lr * sign(inverse(expected))` in place, with `expected` fp32 [chunks, 64, 64], a tile of chunks at a time."""
+    """`p -= lr * sign(inverse(expected))` in place, with `expected` [chunks, 64, 64], a tile of chunks at a time."""
     own, size = [parameter.detach() for parameter in parameters], tile_chunks(expected.device)
     for first in range(0, layout.core_chunks, size):
         tile = slice(first, min(first + size, layout.core_chunks))
-        _move(core_pairs(layout, own, tile, transform.inverse(expected[tile]).sign_()), lr)
+        _move(core_pairs(layout, own, tile, transform.inverse(expected[tile].float()).sign_()), lr)
     if layout.chunks > layout.core_chunks:
-        pool = transform.inverse(expected[layout.core_chunks :]).sign_()
+        pool = transform.inverse(expected[layout.core_chunks :].float()).sign_()
         _move(layout.pool_pairs(own, pool.view(-1)), lr)
 
 

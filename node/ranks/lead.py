@@ -246,7 +246,7 @@ class LedDeMo:
         has = {"second": self._own.second_counts is not None, "nesterov": self.config.nesterov > 0}
         check_state(state, self.layout, self._own.method, parts[0].shape, **has)
         rest = () if second is None else whole_squares(second, [place.shape for place in self.layout.places])
-        saved = [state["momentum"], *(rest if nesterov is None else nesterov["momenta"])]
+        saved = [state["momentum"].float(), *(rest if nesterov is None else nesterov["momenta"])]
         if [tuple(tensor.shape) for tensor in saved] != [part.shape for part in parts]:
             raise ValueError("the saved moments belong to other parameters: load a state that this model saved")
         pending = None

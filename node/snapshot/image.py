@@ -8,10 +8,14 @@ Refuses a second reading, and tensors of types that DTYPES does not name.
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import threading
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +23,20 @@ import torch
 from torch import Tensor
 
 from node.optim.sharded.spread import Pieces, whole
+from protos.disk import writing
 
-DTYPES: Final = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64"}
+DTYPES: Final = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.bfloat16: "BF16",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
 """The names of the file format: https://huggingface.co/docs/safetensors, "Format"."""
 LENGTH_BYTES: Final = 8
 TILE_BYTES: Final = 8 << 20
+DISK_TILE_BYTES: Final = 1 << 20
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -57,25 +70,128 @@ def header(state: Mapping[str, Tensor | Pieces], metadata: Mapping[str, str] | N
     return len(text).to_bytes(LENGTH_BYTES, "little") + text, order
 
 
-class Spare:
+class Room(Protocol):
+    """Where an image keeps its copy."""
+
+    tile_bytes: int
+    """As many at a time."""
+
+    def tile(self, at: int, size: int) -> Bytes:
+        """Memory for the copy's bytes from `at` on: the caller fills it, and gives it to `keep`."""
+        ...
+
+    def keep(self, at: int, tile: Bytes) -> None:
+        """Keep a tile that was filled. Raises DiskError."""
+        ...
+
+    def read(self, at: int, out: Bytes) -> None:
+        """The copy's bytes from `at` on. Raises DiskError."""
+        ...
+
+
+class Spare(Protocol):
+    """Gives images rooms, and takes them back."""
+
+    def take(self, size: int) -> Room:
+        """Room for `size` bytes, with any content. It is the caller's until `give`. Raises DiskError."""
+        ...
+
+    def give(self, room: Room) -> None:
+        """The caller needs the room no more."""
+        ...
+
+
+class MemoryRoom:
+    """A copy in memory."""
+
+    tile_bytes = TILE_BYTES
+
+    def __init__(self, size: int) -> None:
+        self.memory: Bytes = np.empty(size, dtype=np.uint8)  # in huge pages, if the system has some
+
+    def tile(self, at: int, size: int) -> Bytes:
+        """See `Room`."""
+        return self.memory[at : at + size]
+
+    def keep(self, at: int, tile: Bytes) -> None:
+        """See `Room`: it is there already."""
+
+    def read(self, at: int, out: Bytes) -> None:
+        """See `Room`."""
+        out[:] = self.memory[at : at + len(out)]
+
+
+class SpareMemory:
     """The memory of the last copy, for the next one: at most one copy's. New memory costs a page fault for each page, and on
     a virtual machine ten times the copy itself (ADR 30)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: Bytes = np.empty(0, dtype=np.uint8)
+        self._kept = MemoryRoom(0)
 
-    def take(self, size: int) -> Bytes:
-        """`size` bytes of memory with any content. It is the caller's until `give`."""
+    def take(self, size: int) -> MemoryRoom:
+        """See `Spare`."""
         with self._lock:
-            kept, self._kept = self._kept, np.empty(0, dtype=np.uint8)
-        return kept if len(kept) >= size else np.empty(size, dtype=np.uint8)  # in huge pages, if the system has some
+            kept, self._kept = self._kept, MemoryRoom(0)
+        return kept if len(kept.memory) >= size else MemoryRoom(size)
 
-    def give(self, memory: Bytes) -> None:
-        """The caller needs the memory no more."""
+    def give(self, room: Room) -> None:
+        """See `Spare`."""
+        assert isinstance(room, MemoryRoom)
         with self._lock:
-            if len(memory) > len(self._kept):
-                self._kept = memory
+            if len(room.memory) > len(self._kept.memory):
+                self._kept = room
+
+
+class DiskRoom:
+    """A copy in a file without a name, which goes with the process."""
+
+    tile_bytes = DISK_TILE_BYTES
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - `close` does
+        self.close = weakref.finalize(self, self._file.close)
+        """The disk has the room again: now, or when nobody holds this any more."""
+        self._tile: Bytes = np.empty(DISK_TILE_BYTES, dtype=np.uint8)
+
+    def tile(self, _at: int, size: int) -> Bytes:
+        """See `Room`."""
+        return self._tile[:size]
+
+    def keep(self, at: int, tile: Bytes) -> None:
+        """See `Room`."""
+        with writing(self._folder):
+            done = 0
+            while done < len(tile):
+                done += os.pwrite(self._file.fileno(), tile[done:].data, at + done)
+
+    def read(self, at: int, out: Bytes) -> None:
+        """See `Room`."""
+        with writing(self._folder):
+            done = 0
+            while done < len(out):
+                some = os.preadv(self._file.fileno(), [out[done:].data], at + done)
+                assert some, "what is read was kept"
+                done += some
+
+
+class SpareDisk:
+    """Copies in files of a folder: no memory but a tile, and the system's own cache, which it takes back when it has to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def take(self, _size: int) -> DiskRoom:
+        """See `Spare`."""
+        return DiskRoom(self._folder)
+
+    def give(self, room: Room) -> None:
+        """See `Spare`."""
+        assert isinstance(room, DiskRoom)
+        room.close()
 
 
 class Image:
@@ -105,8 +221,8 @@ class Image:
         self.total_bytes = at
         self._read = 0
         self._copied = 0
-        self._rest: tuple[int, Bytes] | None = None
-        self._spare = spare or Spare()
+        self._rest: tuple[int, Room] | None = None
+        self._spare = spare or SpareMemory()
 
     @property
     def detached(self) -> bool:
@@ -120,7 +236,7 @@ class Image:
 
     def detach(self) -> None:
         """The tensors may change when this returns. The thread that changes them calls it, and one that copies ahead of that
-        thread: the two share the work, a tile at a time."""
+        thread: the two share the work, a tile at a time. Raises DiskError."""
         while not self.detached:
             with self._lock:
                 self._copy_tile()
@@ -131,15 +247,16 @@ class Image:
         if self._rest is None:
             self._rest = self._read, self._spare.take(self.total_bytes - self._read)
             self._copied = self._read
-        first, rest = self._rest
-        tile = rest[self._copied - first : self.total_bytes - first][:TILE_BYTES]
+        first, room = self._rest
+        tile = room.tile(self._copied - first, min(self.total_bytes - self._copied, room.tile_bytes))
         self._copy(tile, self._copied)
+        room.keep(self._copied - first, tile)
         self._copied += len(tile)
         if self._copied == self.total_bytes:
             self._parts, self._starts = [], []
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
-        """The file, once, in pieces of `piece_bytes`; the last may be shorter."""
+        """The file, once, in pieces of `piece_bytes`; the last may be shorter. Raises DiskError."""
         assert piece_bytes > 0
         assert self._read == 0, "an image is read once"
         while self._read < self.total_bytes:
@@ -151,8 +268,8 @@ class Image:
                 else:
                     while self._copied < last:
                         self._copy_tile()
-                    first, rest = self._rest
-                    piece[:] = rest[self._read - first : last - first]
+                    first, room = self._rest
+                    room.read(self._read - first, piece)
                 self._read = last
             yield piece.data  # type: ignore[misc]
         with self._lock:

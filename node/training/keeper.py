@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from node.training.recording import StepRecorder
 from node.training.replica import THREAD_SAFE, Describe, Replica
 from node.training.spans import Spans
 from protos.cores import usable_cores
+from protos.disk import DiskError
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 
@@ -82,6 +84,11 @@ ASKED_SECONDS: Final = 60.0
 """A snapshot stays, if the disk has room, when a peer asked for a piece of it within this time: that peer is loading it."""
 WAITING_BYTES_MAX: Final = 256 << 20
 """Bytes of states that wait for the disk, and of momentum; the first of each may be larger."""
+
+
+def _copy_ahead(image: Image) -> None:
+    with suppress(DiskError):  # the training thread raises it: it needs the copy
+        image.detach()
 
 
 class Keeper:
@@ -285,7 +292,7 @@ class Keeper:
             self._part.comes(time.monotonic())
             busy = self._jobs.unfinished_tasks and self._replica.device.type in THREAD_SAFE
             if busy:  # the thread is at an earlier state, and cannot copy ahead of the training
-                threading.Thread(target=image.detach, name="keeper-copy", daemon=True).start()
+                threading.Thread(target=_copy_ahead, args=(image,), name="keeper-copy", daemon=True).start()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
             self._thread.start()

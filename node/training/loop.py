@@ -242,17 +242,16 @@ class Trainer:
         """The gradient of this peer's samples, in `.grad`. None for NaN, or if the step is decided (unless `late`)."""
         tick, replica, samples = opened.tick, self.replica, self.samples
         assert samples is not None, "an anchor does not train"
-        started = time.monotonic()
+        started, before = time.monotonic(), samples.reading_seconds
 
         def decided() -> bool:
             return self.stopping() or self.wishes.paused or (not late and self.swarm.committed_step >= tick.step)
 
-        stops, factor = self.throttle.resting_until(decided), tick.lr / self.config.optimizer.lr
-        before = samples.reading_seconds
+        stops, rates = self.throttle.resting_until(decided), (tick.lr / self.config.optimizer.lr, tick.lr)
         replica.maker.begin(tick.step, tick.lr, decided)
         try:
             with self.spans.timed(tick.step, "compute", ahead=late):
-                result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, stops, factor)
+                result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, stops, *rates)
         except (NonFiniteGradient, NoVotes) as error:
             self._abstain(tick.step, error, tell=not late)
             return None

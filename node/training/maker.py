@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from node.data.samples import Samples
-from node.model.gradients import GradResult, Loss, accumulate_gradients, free_cache, no_room
+from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gradients, free_cache, no_room
 from node.model.sliced_loss import loss as next_token_loss
 from protos.assignment import Range
 from protos.errors import OperatorError
@@ -67,15 +67,16 @@ class BuiltIn:
         micro_batch: int,
         autocast: Any,
         should_stop: Callable[[], bool],
+        taker: GradientTaker | None = None,
     ) -> GradResult:
-        """The mean over all of the samples, or over those done before `should_stop`."""
+        """The mean over all of the samples, or over those done before `should_stop`; `taker` as of `accumulate_gradients`."""
         model, device = self._model, next(self._model.parameters()).device
         self._fits = min(self._fits or micro_batch, micro_batch)
         while True:
             size = max(min(self._fits, sum(map(len, parts))), 1)
             try:
                 batches = samples.micro_batches(parts, size)
-                return accumulate_gradients(model, batches, device, autocast, should_stop, self._loss)
+                return accumulate_gradients(model, batches, device, autocast, should_stop, self._loss, taker)
             except RuntimeError as error:
                 if not no_room(error):
                     raise

@@ -32,9 +32,11 @@ PRIVATE_FILES: Final = 2
 """Momentum is written beside the file before, which goes when the new one is complete."""
 
 
-HEAP_BYTES_A_PARAMETER: Final = 1.5
-"""With a factored second moment, in main memory: the C library keeps as much between tensors, which a whole moment fills. Peaks
-were 1.8 (25 M parameters) and 1.5 (85 M) above the sum of the parts (`python -m tests.bench size`, ADR 30)."""
+BYTES_A_SHORT: Final = 2
+"""A momentum in bf16, and a gradient's sum over several micro-batches."""
+HEAP_BYTES_A_PARAMETER: Final = 0.5
+"""With `memory = small`, in main memory: what the C library keeps between tensors (`python -m tests.bench size`, ADR 30). With
+sums over micro-batches, as much again as half of these."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,21 @@ class Need:
     weights: int
     """The model's own numbers: it is built in the main memory, whatever the device."""
     state: int
-    """Parameters, momentum, second moment, base optimizer, gradients: whatever the micro-batch."""
+    """Parameters, momentum, second moment, base optimizer, gradients that stay whole: whatever the micro-batch."""
     sample: int | None
     """Activations of one sample; None: not known, and counted as 0."""
     snapshot: int
     """One file of the replicated state: parameters and the base optimizer's state."""
     private: int
     """The file of the peer's own momentum, and of the optimizer of its local steps."""
+    gradients: int = 0
+    """The sums of gradients where a step has several micro-batches. With one, each joins the momentum as it is made."""
+    samples: int = 0
+    """The most samples of a step, which one peer may have alone."""
     heap: int = 0
     """Main memory that lies between the parts, where the device computes in it."""
+    small: bool = False
+    """The peer saves memory: copies go to the disk."""
     stores: bool = True
     """False: the peer loads one snapshot, and stores no others (an export)."""
 
@@ -66,20 +74,25 @@ class Need:
         """The same, with the room that the owner gives to snapshots."""
         if not self.stores:
             return self.snapshot
-        return int(min(SNAPSHOT_FILES * self.snapshot, snapshots_gb * BYTES_A_GB)) + PRIVATE_FILES * self.private
+        copies = self.snapshot + self.private if self.small else 0
+        return (
+            int(min(SNAPSHOT_FILES * self.snapshot, snapshots_gb * BYTES_A_GB)) + PRIVATE_FILES * self.private + copies
+        )
 
     @property
     def copies(self) -> int:
         """Main memory for the copies that are written to the disk while the training goes on. ADR 30."""
-        return self.snapshot + self.private if self.stores else 0
+        return self.snapshot + self.private if self.stores and not self.small else 0
 
     def on(self, device: str) -> Need:
-        """With the copies and the heap in `state`, if the device computes in the main memory."""
-        return self if device.startswith("cuda") else replace(self, state=self.state + self.copies + self.heap)
+        """With the copies and the heap counted, if the device computes in the main memory."""
+        if device.startswith("cuda"):
+            return self
+        return replace(self, state=self.state + self.copies + self.heap, gradients=self.gradients * 3 // 2)
 
     def memory(self, micro_batch: int) -> int:
         """For a micro-batch of so many samples."""
-        return self.state + micro_batch * (self.sample or 0)
+        return self.state + (self.gradients if micro_batch < self.samples else 0) + micro_batch * (self.sample or 0)
 
 
 def need_of(
@@ -90,22 +103,41 @@ def need_of(
     trains: bool = True,
     ranks: int = 1,
     second: Kind = "whole",
+    samples: int = 0,
+    checks: bool = False,
 ) -> Need:
     """`sample`: activation bytes of one sample. `ranks`: devices of this peer, which share the state. `second`: how the second
-    moment is kept; the means of a factored one are not counted."""
+    moment is kept; the means of a factored one are not counted. `samples`: the most of a step. `checks`: of other peers'
+    votes."""
     one = BYTES_A_NUMBER * size.parameters
-    base = private = 1  # parameters; momentum
+    base, private = one, one  # parameters; momentum
+    small = second == "factored" and optimizer.method == "demo" and optimizer.beta2 > 0
     if optimizer.method == "demo":
-        base += len(demo_config(optimizer, optimizer.vote_size, bytes(32)).base.state_names)
-        private += (bool(optimizer.beta2) and second == "whole") + bool(optimizer.nesterov)
-    working = int(trains) + bool(optimizer.overlap)  # gradients; the look-ahead keeps the parameters
+        base += one * len(demo_config(optimizer, optimizer.vote_size, bytes(32)).base.state_names)
+        private += one * ((bool(optimizer.beta2) and second == "whole") + bool(optimizer.nesterov))
+    if small:
+        private = BYTES_A_SHORT * size.parameters
+    joins = small and not whole_gradients(optimizer, checks=checks)
+    working = (BYTES_A_NUMBER * size.largest if joins else one) if trains else 0  # gradients
+    working += one * bool(optimizer.overlap)  # the look-ahead keeps the parameters
     if trains and optimizer.local.steps > 1:
-        working += 1  # local steps keep the parameters where they began
-        private += ADAM_MOMENTS
-    state = size.model_bytes + (base - 1 + private + working) * one
-    factored = second == "factored" and optimizer.method == "demo" and optimizer.beta2 > 0
-    heap = int(HEAP_BYTES_A_PARAMETER * size.parameters) if factored else 0
-    return Need(size.parameters, size.model_bytes, -(-state // ranks), sample, base * one, private * one, heap)
+        working += one  # local steps keep the parameters where they began
+        private += ADAM_MOMENTS * one
+    state = size.model_bytes + base - one + private + working
+    return Need(
+        size.parameters, size.model_bytes, -(-state // ranks), sample, base, private,
+        gradients=BYTES_A_SHORT * size.parameters if joins and trains else 0, samples=samples, small=small,
+        heap=int(HEAP_BYTES_A_PARAMETER * size.parameters) if small else 0,
+    )  # fmt: skip
+
+
+def whole_gradients(optimizer: OptimizerConfig, *, checks: bool) -> str:
+    """Why a peer that saves memory keeps whole gradients all the same; empty if each joins its momentum as it is made."""
+    if optimizer.local.steps > 1:
+        return "local steps need them"
+    if optimizer.overlap:
+        return "overlap makes them before the last votes are decided"
+    return "the run checks votes" if checks else ""
 
 
 def fitting(need: Need, room: DeviceMemory, wanted: int) -> int:

@@ -88,10 +88,13 @@ class OwnPaperDeMo(PaperDeMo, _Own):
 def own_optimizer(
     model: nn.Module, optimizer: OptimizerConfig, size: int, run_id: bytes, author: bytes, second: Kind = "whole"
 ) -> OwnDeMo | OwnPaperDeMo:
-    """The optimizer of a run over a model on this device; `size` is this peer's group size, k or `one_in`, `author` its key."""
+    """The optimizer of a run over a model on this device; `size` is this peer's group size, k or `one_in`, `author` its key.
+
+    With a `second` moment that is factored, the momentum has 2 bytes a parameter, too: both are what `memory = small` is."""
     if optimizer.method == "paper":
         return OwnPaperDeMo(model, paper_config(optimizer, size))
-    return OwnDeMo(model, replace(demo_config(optimizer, size, run_id, author), second_moment=second))
+    own = demo_config(optimizer, size, run_id, author)
+    return OwnDeMo(model, replace(own, second_moment=second, momentum_type="bf16") if second == "factored" else own)
 
 
 class LocalOptimizer(Protocol):

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradResult, free_cache
+from node.optim.demo import DeMo
 from node.optim.laid_out import ParameterChanged
 from node.optim.local import LocalSteps
 from node.optim.second_moment import Kind
 from node.optim.sharded.spread import Pieces, whole
-from node.snapshot.image import Image, Spare
+from node.snapshot.image import Image, Spare, SpareDisk, SpareMemory
 from node.snapshot.pieces import SnapshotManifest, describe, load, pack, parameters_of
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
 from node.training.maker import BuiltIn, GradientMaker
@@ -76,9 +77,11 @@ class Replica:
         second: Kind = "whole",
         maker: GradientMaker | None = None,
         digest_steps: int = 0,
+        copy_folder: Path | None = None,
     ) -> None:
         """`author`: this peer's public key, for votes whose places follow from it. `second`: how it keeps its second moment.
-        `maker`: of its gradients. `digest_steps`: of the run's clock. A peer of several ranks gives `demo` and `local` (None
+        `maker`: of its gradients. `digest_steps`: of the run's clock. `copy_folder`: for what images copy; None keeps
+        copies in memory. A peer of several ranks gives `demo` and `local` (None
         without local steps); for one device they are made here."""
         self.run_id, self.model, self.digest_steps = run_id, model, digest_steps
         self.step = 0
@@ -91,11 +94,15 @@ class Replica:
             local = LocalSteps(own.parameters, local_config(optimizer), own.layout.places) if several else None
         self.demo, self.local = demo, local
         self.layout_digest = self.demo.layout.digest()
-        self._spares = {False: Spare(), True: Spare()}  # of the same: one may be read when the other is made
+        # of state and momentum: one may be read when the other is made
+        self._spares: dict[bool, Spare] = {
+            private: SpareMemory() if copy_folder is None else SpareDisk(copy_folder) for private in (False, True)
+        }
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of the state, and of what is private
         self._digest: bytes | None = None
         self._hashing: Future[bytes] | None = None
         self.maker = BuiltIn(model) if maker is None else maker
+        self._folds = second == "factored" and self.local is None and not optimizer.overlap
 
     @property
     def device(self) -> torch.device:
@@ -189,11 +196,22 @@ class Replica:
         autocast: Any,
         should_stop: Callable[[], bool],
         lr_factor: float = 1.0,
+        lr: float | None = None,
     ) -> GradResult:
         """Put the mean gradient of this peer's samples into `.grad`, or the change that local steps on the samples made.
 
-        `lr_factor` is the schedule's, for the local steps. Raises `NonFiniteGradient`, the parameters untouched.
+        `lr_factor` is the schedule's, for the local steps. `lr`: of the votes that come next. A peer that saves memory then
+        takes each gradient into its momentum as it is made, and leaves none in `.grad`. They stay there if the step goes on
+        without its votes. Raises `NonFiniteGradient`, the parameters untouched.
         """
+        if (
+            lr is not None
+            and self._folds
+            and not self.demo.pending
+            and isinstance(self.maker, BuiltIn)
+            and isinstance(self.demo, DeMo)
+        ):
+            return self._folded(self.maker, self.demo, lr, samples, ranges, micro_batch, autocast, should_stop)
         if self.local is None:
             return self.mean_gradient(samples, ranges, micro_batch, autocast, should_stop)
         done: list[GradResult] = []
@@ -212,6 +230,26 @@ class Replica:
         count, tokens = sum(result.samples for result in done), sum(result.tokens for result in done)
         summed = sum(result.loss_mean * result.samples for result in done)
         return GradResult(summed / count if count else math.nan, tokens, count)
+
+    def _folded(
+        self,
+        maker: BuiltIn,
+        demo: DeMo,
+        lr: float,
+        samples: Samples,
+        ranges: Iterable[Range],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+    ) -> GradResult:
+        """As `gradients`, into the momentum."""
+        with self._unchanged():
+            folding = demo.folding(lr, changes=lambda: self._detach(private=True))
+            with folding.hooked():
+                result = maker.mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop, folding)
+            if result.samples:
+                folding.finish(result.samples)
+        return result
 
     def mean_gradient(
         self,

@@ -1,8 +1,8 @@
-"""A model of 1.24 billion parameters in a swarm of real processes on one machine: `python -m tests.system.billion --folder DIR`.
+"""A model of 1.24 billion parameters in a swarm on one machine: `python -m tests.system.billion --folder DIR`.
 
-Llama-3.2-1B's configuration, a tokenizer of 8,192 words that is trained here, and Python's standard library as text. An anchor and
-one peer; the peer is killed and comes back; its archive is verified; the model is exported; the peer leaves and a late joiner
-takes the state from a mirror. Prints a line for each part: seconds, and the most memory that each process had. `--layers 1
+Llama-3.2-1B's configuration, a tokenizer of 8,192 words that is trained here, and Python's standard library as text. An anchor
+and one peer; the peer is killed and comes back; its archive is verified; it goes, and a late joiner takes the state from a
+mirror; the model is exported. Prints a line for each part: seconds, and the most memory that each process had. `--layers 1
 --width 256` is the same with a small model.
 """
 
@@ -75,15 +75,14 @@ class Story:
     def part(self, what: str) -> Iterator[None]:
         began = time.monotonic()
         yield
-        peaks = {
-            name: peak_gb(child) for name, child in self.swarm._children.items() if child.poll() is None
-        }
+        peaks = {name: peak_gb(child) for name, child in self.swarm._children.items() if child.poll() is None}
         facts = {"part": what, "seconds": round(time.monotonic() - began, 1), "peak_gb": peaks}
         print(json.dumps(facts), flush=True)
 
 
 def command(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "node", *words], capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
+    line = [sys.executable, "-m", "node", *words]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
     if done.returncode:
         raise AssertionError(f"{' '.join(words)}: {done.stdout[-2000:]} {done.stderr[-3000:]}")
     print(json.dumps({"command": words[0], "said": done.stdout.strip()[-500:]}), flush=True)

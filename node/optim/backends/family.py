@@ -20,10 +20,9 @@ from node.optim.base import Base
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.layout import CHUNK_ELEMENTS, Layout
-from node.optim.second_moment import SecondMoment
-from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend_ballot
+from node.optim.step import Decay, apply_real, decayed, spend_ballot
 from node.optim.votes import groups as votes
-from node.optim.votes.payload import Format
+from node.optim.votes.payload import Choice, Format
 from node.optim.votes.places import Draw
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Family(Portable):
         cap: int = VOTE_SUM_MAX,
     ) -> None:
         super().__init__(layout, device, tile_chunks, base)
-        self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
+        self._buffer = layout.empty(device)  # of directions
         self._form, self._transform = form, transform
         self._grows, self._cap = aggregate.grows(form, base.config), cap
         self._draw: Draw | None = None
@@ -58,29 +57,15 @@ class Family(Portable):
         found._draw = draw
         return found
 
-    def vote(
-        self,
-        gradients: Sequence[Tensor | None],
-        momentum: Tensor,
-        beta: float,
-        step: float,
-        size: int,
-        second: SecondMoment | None = None,
-    ) -> Tensor:
-        if second is not None:
-            second.divide(gradients)
-        chosen = []
-        self._layout.gather(gradients, self._buffer)
-        for tile, scratch in self._tiles():
-            gradient = self._buffer[tile]
-            coefficients = self._transform.forward(gradient, out=gradient, scratch=scratch[0])
-            accumulated = accumulate(momentum[tile], coefficients, beta, step)
-            chosen.append(self._form.choose(accumulated, size, scratch, self._draw, tile.start))
-        return as_tensor(self._form.encode(chosen, size), self._device)
+    def _forward(self, gradient: Tensor, scratch: Tensor) -> Tensor:
+        return self._transform.forward(gradient, out=gradient, scratch=scratch)
+
+    def _choose(self, momentum: Tensor, size: int, scratch: Tensor, first: int) -> Choice:
+        return self._form.choose(momentum, size, scratch, self._draw, first)
 
     def spend(self, momentum: Tensor, payload: Tensor, size: int) -> None:
         packed = self._form.read(votes.to_bytes(payload), size, len(momentum), self._draw).to(self._device)
-        for tile, _ in self._tiles():
+        for tile, _ in self._tiles(range(self._layout.chunks)):
             ballot = packed.ballot(tile.start, tile.stop)
             spend_ballot(momentum[tile].view(-1, CHUNK_ELEMENTS), ballot, self._form)
 
@@ -94,7 +79,7 @@ class Family(Portable):
             total.add(size, payload)
         weight_decay = decayed(parameters, lr, weight_decay)
         squares = 0
-        for tile, _ in self._tiles():
+        for tile, _ in self._tiles(range(self._layout.chunks)):
             squares += aggregate.update(total, tile.start, tile.stop, self._transform, self._buffer[tile])
         if self._form.scaled:
             self._buffer.mul_(aggregate.mean_factors(total, self._transform)[:, None, None])
@@ -113,7 +98,7 @@ class Mixed:
         self._parts = voting, moving
         self.name = voting.name
         self.norm, self.vote, self.spend = voting.norm, voting.vote, voting.spend
-        self.take, self.put_back = voting.take, voting.put_back
+        self.fold, self.take, self.put_back = voting.fold, voting.take, voting.put_back
         self.apply = moving.apply
 
     def at(self, draw: Draw) -> Mixed:

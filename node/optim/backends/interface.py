@@ -21,9 +21,24 @@ class Backend(Protocol):
         """The norm of all gradients (fp32; None counts as zeros). The norm is infinite or NaN if one of them is."""
         ...
 
-    def vote(
+    def fold(
         self,
         gradients: Sequence[Tensor | None],
+        pool: Tensor,
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        chunks: range,
+    ) -> None:
+        """`step.accumulate` the coefficients of some chunks in `momentum` [chunks, 64, 64]; `vote` without gradients is next.
+
+        `gradients` are read for cores alone. What lies in the pool comes from `pool`, fp32 [pool chunks, 64, 64].
+        """
+        ...
+
+    def vote(
+        self,
+        gradients: Sequence[Tensor | None] | None,
         momentum: Tensor,
         beta: float,
         step: float,
@@ -32,6 +47,7 @@ class Backend(Protocol):
     ) -> Tensor:
         """`step.accumulate` the gradients' coefficients in `momentum` [chunks, 64, 64]. Returns the payload, uint8.
 
+        `momentum` is fp32 or bf16, and votes are those of what it keeps. Without `gradients` it has them already (`fold`).
         `step` is what `accumulate` calls lr. With `second`, gradients are divided first, in place or not. Raises
         `NotANumber` once all momentum has been written.
         """
@@ -66,7 +82,7 @@ class Taking(Backend, Protocol):
 
     def take(
         self,
-        gradients: Sequence[Tensor | None],
+        gradients: Sequence[Tensor | None] | None,
         momentum: Tensor,
         beta: float,
         step: float,

@@ -6,7 +6,6 @@ Only the pool has a buffer of its own; cores are read and written in place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend, total_norm
 from node.optim.tiles import core_pairs
-from node.optim.votes.payload import PLAIN
+from node.optim.votes.payload import PLAIN, Choice, Format
 
 _SCRATCH_PLANES = 3
 """Tiles of scratch that `votes.select` needs. The scratch is reused: fresh memory costs a page fault for every 4 KiB, which
@@ -29,6 +28,7 @@ class Portable:
     """`interface.Backend` for group votes of signs after a DCT, with a chunkwise base. Scratch is four tiles, and the pool."""
 
     name = "torch"
+    _form: Format = PLAIN
 
     def __init__(self, layout: Layout, device: torch.device, tile_chunks: int, base: Base) -> None:
         self._layout, self._base = layout, base
@@ -43,27 +43,56 @@ class Portable:
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
         return total_norm(gradients)
 
-    def vote(
+    def fold(
         self,
         gradients: Sequence[Tensor | None],
+        pool: Tensor,
         momentum: Tensor,
         beta: float,
         step: float,
-        group_size: int,
+        chunks: range,
+    ) -> None:
+        for tile, scratch in self._tiles(chunks):
+            first = tile.start - self._layout.core_chunks
+            gradient = self._room(tile)
+            if first < 0:
+                _fill(core_pairs(self._layout, gradients, tile, gradient))
+            else:
+                gradient.copy_(pool[first : first + len(gradient)])
+            accumulate(momentum[tile], self._forward(gradient, scratch[0]), beta, step)
+
+    def vote(
+        self,
+        gradients: Sequence[Tensor | None] | None,
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        size: int,
         second: SecondMoment | None = None,
     ) -> Tensor:
-        if second is not None:
+        if second is not None and gradients is not None:
             second.divide(gradients)
+        if gradients is not None:
+            self._pool.view(-1)[self._layout.pool_elements :].zero_()
+            _fill(self._layout.pool_pairs(gradients, self._pool.view(-1)))
         chosen = []
-        self._pool.view(-1)[self._layout.pool_elements :].zero_()
-        _fill(self._layout.pool_pairs(gradients, self._pool.view(-1)))
-        for tile, scratch in self._tiles():
-            gradient = self._room(tile)
-            _fill(core_pairs(self._layout, gradients, tile, gradient))
-            coefficients = dct.forward(gradient, out=gradient, scratch=scratch[0])
-            accumulated = accumulate(momentum[tile], coefficients, beta, step)
-            chosen.append(PLAIN.choose(accumulated, group_size, scratch))
-        return as_tensor(PLAIN.encode(chosen, group_size), self._device)
+        for tile, scratch in self._tiles(range(self._layout.chunks)):
+            if gradients is None:
+                own = momentum[tile].float()
+            else:
+                gradient = self._room(tile)
+                _fill(core_pairs(self._layout, gradients, tile, gradient))
+                own = accumulate(momentum[tile], self._forward(gradient, scratch[0]), beta, step)
+            chosen.append(self._choose(own, size, scratch, tile.start))
+        return as_tensor(self._form.encode(chosen, size), self._device)
+
+    def _forward(self, gradient: Tensor, scratch: Tensor) -> Tensor:
+        """The coefficients of a tile's gradient, in place."""
+        return dct.forward(gradient, out=gradient, scratch=scratch)
+
+    def _choose(self, momentum: Tensor, size: int, scratch: Tensor, _first: int) -> Choice:
+        """The votes of a tile of momentum, fp32; `_first`: its first chunk."""
+        return self._form.choose(momentum, size, scratch)
 
     def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
         spend(momentum, packed, group_size)
@@ -75,7 +104,7 @@ class Portable:
         for group_size, payload in ballots:
             total.add(group_size, payload)
         weight_decay = decayed(parameters, lr, weight_decay)
-        for tile, scratch in self._tiles():
+        for tile, scratch in self._tiles(range(self._layout.chunks)):
             out = self._room(tile)
             sums = total.sums(tile.start, tile.stop, out=out.view(torch.int32))
             self._base.direct_chunks(aggregate.inverse(sums, out=out, scratch=scratch[:2]), tile.start)
@@ -87,13 +116,14 @@ class Portable:
         first = tile.start - self._layout.core_chunks
         return self._tile[: tile.stop - tile.start] if first < 0 else self._pool[first : first + tile.stop - tile.start]
 
-    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """Ranges of chunks, of cores or of the pool, each with scratch of its size: fp32 [3, count, 64, 64]."""
-        chunks, cores = self._layout.chunks, self._layout.core_chunks
-        starts = [*range(0, cores, self._tile_chunks), *range(cores, chunks, self._tile_chunks)]
-        for first, last in pairwise([*starts, chunks]):
+    def _tiles(self, chunks: range) -> Iterator[tuple[slice, Tensor]]:
+        """The chunks in parts, of cores or of the pool, each with scratch of its size: fp32 [3, count, 64, 64]."""
+        first, cores = chunks.start, self._layout.core_chunks
+        while first < chunks.stop:
+            last = min(first + self._tile_chunks, chunks.stop, cores if first < cores else chunks.stop)
             room = self._scratch[: _SCRATCH_PLANES * (last - first) * CHUNK_ELEMENTS]
             yield slice(first, last), room.view(_SCRATCH_PLANES, last - first, CHUNK_SIDE, CHUNK_SIDE)
+            first = last
 
 
 def _fill(pairs: Iterable[tuple[Tensor | None, Tensor]]) -> None:

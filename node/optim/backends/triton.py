@@ -85,17 +85,17 @@ def _vote(
     half = tl.dot(matrix, gradient, input_precision=PRECISION)
     coefficients = tl.dot(half, tl.trans(matrix), input_precision=PRECISION)
     own = momentum + chunk * ELEMENTS
-    fresh = beta * tl.load(own + square) + step * coefficients
+    fresh = beta * tl.load(own + square).to(tl.float32) + step * coefficients  # bf16 becomes fp32, and is rounded once
     tl.store(own + square, fresh)
     tl.debug_barrier()  # the votes read values that other threads have written
     group = tl.arange(0, GROUPS)
     slots = tl.arange(0, GROUP_SIZE)[:, None] * GROUPS + group[None, :]
-    magnitudes = tl.abs(tl.load(own + tl.load(table + slots)))
+    magnitudes = tl.abs(tl.load(own + tl.load(table + slots)).to(tl.float32))
     nan = magnitudes != magnitudes  # noqa: PLR0124
     tl.store(broken + chunk, tl.max(tl.max(nan.to(tl.int32), axis=0), axis=0))
     tl.store(silent + chunk * GROUPS + group, (tl.max(magnitudes, axis=0) == 0).to(tl.uint8))
     best = tl.argmax(magnitudes, axis=0, tie_break_left=True)
-    negative = tl.load(own + tl.load(table + best * GROUPS + group)) < 0
+    negative = tl.load(own + tl.load(table + best * GROUPS + group)).to(tl.float32) < 0
     tl.store(codes + chunk * GROUPS + group, (best + GROUP_SIZE * negative.to(tl.int32)).to(tl.uint8))
 
 
@@ -220,9 +220,23 @@ class Triton:
         """See `Backend.norm`."""
         return total_norm(gradients)
 
-    def vote(
+    def fold(
         self,
         gradients: Sequence[Tensor | None],
+        pool: Tensor,
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        chunks: range,
+    ) -> None:
+        """See `Backend.fold`. Its votes count for nothing."""
+        own = slice(chunks.start, chunks.stop)
+        where = self._addresses(gradients, pool)
+        self._run(where[own], self._rows[own], momentum[own], beta, step, votes.GROUP_SIZES[-1])
+
+    def vote(
+        self,
+        gradients: Sequence[Tensor | None] | None,
         momentum: Tensor,
         beta: float,
         step: float,
@@ -230,32 +244,51 @@ class Triton:
         second: SecondMoment | None = None,
     ) -> Tensor:
         """See `Backend.vote`. Gradients stay as they are."""
+        if gradients is None:  # nothing joins, and nothing changes: m = 1 * m + 0
+            nothing = torch.zeros(self._layout.chunks, dtype=torch.int64, device=self._device)
+            return self._packed(*self._run(nothing, self._rows, momentum, 1.0, 0.0, group_size), group_size)
         self._fill(self._pool, gradients)
-        groups, chunks = votes.groups(group_size), self._layout.chunks
-        codes, silent = torch.empty(2, chunks, groups, dtype=torch.uint8, device=self._device).unbind()
-        broken = torch.empty(chunks, dtype=torch.int32, device=self._device)
-        where, table = self._addresses(gradients, self._pool), self._tables[group_size]
-        squares: list[Tensor | None] = []
-        beside = corrections = where
-        division = 0.0, 0.0, 0.0
-        if second is not None:
-            pairs = zip(second.squares, gradients, strict=True)
-            squares = [None if gradient is None else square for square, gradient in pairs]
-            self._fill(self._beside, squares)
-            beside = self._addresses(squares, self._beside)
-            found = torch.tensor(
-                [1 / value for value in second.advance(gradients)], dtype=torch.float32, device=self._device
-            )
-            corrections = self._corrected(found)
-            division = second.beta2, 1 - second.beta2, EPSILON
-        _vote[(chunks,)](
-            where, self._rows, momentum, self._basis, table, codes, silent, broken, beta, step, beside,
-            corrections, self._apart, *division,
-            groups, group_size, self._precision, second is not None, num_warps=self._warps, enable_fp_fusion=True,
-        )  # fmt: skip
+        where = self._addresses(gradients, self._pool)
+        if second is None:
+            return self._packed(*self._run(where, self._rows, momentum, beta, step, group_size), group_size)
+        pairs = zip(second.squares, gradients, strict=True)
+        squares = [None if gradient is None else square for square, gradient in pairs]
+        self._fill(self._beside, squares)
+        found = torch.tensor(
+            [1 / value for value in second.advance(gradients)], dtype=torch.float32, device=self._device
+        )
+        beside = self._addresses(squares, self._beside), self._corrected(found), self._apart
+        division = *beside, second.beta2, 1 - second.beta2, EPSILON
+        made = self._run(where, self._rows, momentum, beta, step, group_size, division)
         for part, strip in self._strips(squares, self._beside):
             if part is not None:
                 part.copy_(strip)
+        return self._packed(*made, group_size)
+
+    def _run(
+        self,
+        where: Tensor,
+        rows: Tensor,
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        division: tuple[Tensor, Tensor, Tensor, float, float, float] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The kernel over some chunks: codes, silent votes, and which chunks hold NaN. Without `division`, nothing divides."""
+        groups, chunks = votes.groups(group_size), len(where)
+        codes, silent = torch.empty(2, chunks, groups, dtype=torch.uint8, device=self._device).unbind()
+        broken = torch.empty(chunks, dtype=torch.int32, device=self._device)
+        beside, corrections, apart, *numbers = division or (where, where, where, 0.0, 0.0, 0.0)
+        _vote[(chunks,)](
+            where, rows, momentum, self._basis, self._tables[group_size], codes, silent, broken, beta, step, beside,
+            corrections, apart, *numbers,
+            groups, group_size, self._precision, division is not None, num_warps=self._warps, enable_fp_fusion=True,
+        )  # fmt: skip
+        return codes, silent, broken
+
+    def _packed(self, codes: Tensor, silent: Tensor, broken: Tensor, group_size: int) -> Tensor:
+        """The payload."""
         if bool(broken.any()):
             raise NotANumber("the momentum holds NaN")
         packed = bits.pack(codes, votes.bits(group_size))

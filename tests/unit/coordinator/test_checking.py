@@ -323,7 +323,7 @@ def test_check_needs_no_coordinator_and_prints_costs_for_programs(tmp_path: Path
     assert values["layout"]["parameters"] == 885_888
     assert values["cost"]["up_bytes_hour"] == 2 * values["layout"]["payload_bytes"] * 360
     assert values["cost"]["memory_bytes"] > values["cost"]["least_memory_bytes"] > 4 * 885_888
-    assert values["layout"]["state_bytes"] - values["layout"]["least_state_bytes"] == 4 * 885_888
+    assert values["layout"]["least_state_bytes"] < 0.6 * values["layout"]["state_bytes"]
     assert any("--data" in note for note in values["notes"])
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from node.model.room import DeviceMemory
 from node.model.size import ModelSize
-from node.training.need import Need, building, disk, fit, fitting, need_of, snapshots
+from node.training.need import Need, building, disk, fit, fitting, need_of, snapshots, whole_gradients
 from protos.amounts import amount, count
 from protos.optimizer_config import OptimizerConfig
 
 GB = 10**9
-SIZE = ModelSize(parameters=1000, model_bytes=4040)
+SIZE = ModelSize(parameters=1000, model_bytes=4040, largest=300)
 
 
 def optimizer(**values: Any) -> OptimizerConfig:
@@ -133,9 +133,39 @@ def test_amounts() -> None:
     assert [count(things) for things in (640, 885_888, 5.5e12)] == ["640", "886 k", "5.5 T"]
 
 
-def test_a_factored_second_moment_takes_no_memory_and_no_copy() -> None:
-    whole, factored = (need_of(SIZE, optimizer(), second=second) for second in ("whole", "factored"))  # type: ignore[arg-type]
-    assert whole.state - factored.state == whole.private - factored.private == whole.copies - factored.copies == 4000
-    assert whole.on("cuda").state - factored.on("cuda").state == 4000
-    assert whole.on("cpu").state - factored.on("cpu").state == 8000 - 1500, "the heap between the parts"
+def small(trains: bool = True, checks: bool = False, **values: Any) -> Need:
+    return need_of(SIZE, optimizer(**values), trains=trains, second="factored", samples=8, checks=checks)
+
+
+def test_a_peer_that_saves_memory_has_a_short_momentum_one_gradient_and_copies_on_the_disk() -> None:
+    whole, own = need_of(SIZE, optimizer()), small()
+    assert own.state == 4040 + 2000 + 4 * 300, "weights, momentum, the largest gradient"
+    assert (own.private, own.copies) == (2000, 0)
+    assert own.disk == 3 * 4000 + 2 * 2000 + own.snapshot + own.private
+    assert whole.disk == 3 * 4000 + 2 * 8000
+    assert own.on("cpu").state == own.state + own.heap == own.state + 500
+    assert own.on("cuda").state == own.state
+    assert own.memory(8) == own.state
+    assert own.memory(7) == own.state + 2000, "sums over micro-batches"
+    assert own.on("cpu").memory(7) == own.state + 500 + 3000, "and what lies between"
+    assert small(trains=False).state == 4040 + 2000
+    assert small(trains=False).memory(1) == 4040 + 2000
     assert need_of(SIZE, optimizer(beta2=0), second="factored") == need_of(SIZE, optimizer(beta2=0))
+
+
+@pytest.mark.parametrize(
+    ("given", "why", "tensors"),
+    [
+        ({"overlap": True}, "overlap makes them", 2),
+        ({"checks": True}, "the run checks votes", 1),
+    ],
+)
+def test_what_needs_whole_gradients_is_counted_with_them(given: dict[str, Any], why: str, tensors: int) -> None:
+    assert small(**given).memory(1) == 4040 + 2000 + tensors * 4000
+    checks = given.pop("checks", False)
+    assert whole_gradients(optimizer(**given), checks=checks).startswith(why)
+    assert whole_gradients(optimizer(), checks=False) == ""
+
+
+def test_local_steps_need_whole_gradients() -> None:
+    assert whole_gradients(optimizer(recipe="diloco-demo"), checks=True) == "local steps need them"

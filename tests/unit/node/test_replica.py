@@ -225,3 +225,88 @@ def test_a_model_that_casts_itself_ends_the_peer_with_a_sentence() -> None:
         OperatorError, match=r"the run's model changes its parameters while it trains: parameter .* is float64"
     ):
         it.vote(1, 2.0**-10)
+
+
+def small(model: torch.nn.Module, overlap: bool = False) -> Replica:
+    """As a peer with `memory = "small"` has it."""
+    return Replica(RUN, model, OptimizerConfig(overlap=overlap), 128, second="factored")
+
+
+def text() -> Samples:
+    return Samples(np.arange(4000) % 250, 16, seed=1)
+
+
+def test_a_peer_that_saves_memory_has_no_gradients_and_the_votes_of_one_that_keeps_them() -> None:
+    whole, folded = (small(build(ModelSpec(TINY), 1)) for _ in range(2))
+    for step in (1, 2):
+        for of, lr in ((whole, None), (folded, LR)):
+            result = of.gradients(text(), [Range(8 * step, 8 * step + 8)], 8, None, lambda: False, 1.0, lr)
+            assert result.samples == 8
+            assert all((parameter.grad is None) is (of is folded) for parameter in of.model.parameters())
+        assert whole.vote(step, LR) == folded.vote(step, LR)
+        for of in (whole, folded):
+            of.demo.settle(step == 1)
+    assert folded.demo.momentum.equal(whole.demo.momentum)  # type: ignore[union-attr]
+    assert folded.demo.momentum.dtype == torch.bfloat16  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3])
+def test_several_micro_batches_make_nearly_the_momentum_of_one(at_a_time: int) -> None:
+    one, several = (small(build(ModelSpec(TINY), 1)) for _ in range(2))
+    for of, size in ((one, 8), (several, at_a_time)):
+        assert of.gradients(text(), [Range(0, 8)], size, None, lambda: False, 1.0, LR).samples == 8
+        assert all(parameter.grad is None for parameter in of.model.parameters())
+    expected, found = one.demo.momentum.float(), several.demo.momentum.float()  # type: ignore[union-attr]
+    assert float((found - expected).norm() / expected.norm()) < 0.02
+
+
+def test_a_late_gradient_stays_in_the_momentum_and_a_stopped_one_leaves_it() -> None:
+    it = small(build(ModelSpec(TINY), 1))
+    assert not it.gradients(text(), [Range(0, 8)], 3, None, lambda: True, 1.0, LR).samples
+    assert not it.demo.momentum.any(), "it stopped before the first sample"  # type: ignore[union-attr]
+    assert it.gradients(text(), [Range(0, 8)], 3, None, lambda: False, 1.0, LR).samples
+    late = it.demo.momentum.clone()  # type: ignore[union-attr]
+    assert late.any()
+    it.gradients(text(), [Range(8, 16)], 3, None, lambda: False, 1.0, LR)
+    assert not it.demo.momentum.equal(late)  # type: ignore[union-attr]
+    assert it.vote(2, LR)
+
+
+def test_a_saved_momentum_is_that_of_its_step_while_the_next_gradients_join(tmp_path: Path) -> None:
+    it = small(build(ModelSpec(TINY), 1))
+    it.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+    it.vote(1, LR)
+    it.demo.settle(True)
+    before, image = it.demo.momentum.clone(), it.private_image()  # type: ignore[union-attr]
+    it.gradients(text(), [Range(8, 16)], 8, None, lambda: False, 1.0, LR)
+    write_private(image.pieces, tmp_path / "private")
+    other = small(build(ModelSpec(TINY), 1))
+    assert other.load_private(tmp_path / "private")
+    assert other.demo.momentum.equal(before)  # type: ignore[union-attr]
+
+
+def test_an_old_momentum_of_a_whole_state_is_taken_up_by_one_that_saves_memory(tmp_path: Path) -> None:
+    long = Replica(RUN, build(ModelSpec(TINY), 1), OptimizerConfig(), 128)
+    long.gradients(text(), [Range(0, 8)], 8, None, lambda: False)
+    long.vote(1, LR)
+    long.save_private(tmp_path / "private")
+    short = small(build(ModelSpec(TINY), 1))
+    assert short.load_private(tmp_path / "private")
+    assert short.open_payload() == long.open_payload()
+    assert short.demo.momentum.equal(long.demo.momentum.bfloat16())  # type: ignore[union-attr]
+    short.save_private(tmp_path / "private")
+    assert long.load_private(tmp_path / "private")
+
+
+def test_with_overlap_gradients_stay_whole() -> None:
+    it = small(build(ModelSpec(TINY), 1), overlap=True)
+    it.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+    assert all(parameter.grad is not None for parameter in it.model.parameters())
+
+
+def test_a_pass_that_ran_out_of_memory_joins_the_momentum_once() -> None:
+    hungry, fed = (small(Hungry(room)) for room in (3, 7))
+    for of in (hungry, fed):
+        assert of.gradients(text(), [Range(0, 7)], 7, None, lambda: False, 1.0, LR).samples == 7
+    found, expected = hungry.demo.momentum.float(), fed.demo.momentum.float()  # type: ignore[union-attr]
+    assert float((found - expected).norm() / expected.norm()) < 0.02

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from node.model.gradients import GradResult
+from node.optim.second_moment import Kind
 from node.swarm.events import Opened
 from node.swarm.view import Counters
 from node.training.copier import Copier
@@ -56,12 +57,14 @@ class Told:
         self.facts.append("follows")
 
 
-def trainer(folder: Path, told: Told, overlap: bool = False, make: type[Trainer] = Trainer) -> Trainer:
+def trainer(
+    folder: Path, told: Told, overlap: bool = False, make: type[Trainer] = Trainer, second: Kind = "whole"
+) -> Trainer:
     torch.manual_seed(0)
     optimizer = OptimizerConfig(group_size=8, overlap=overlap)
     return make(
         config=RunConfig(optimizer=optimizer),
-        replica=Replica(RUN, Table(), optimizer, 8),
+        replica=Replica(RUN, Table(), optimizer, 8, second=second),
         swarm=told,  # type: ignore[arg-type]
         samples=samples(),
         store=None,  # type: ignore[arg-type]
@@ -79,9 +82,10 @@ def opened(step: int, parent: bytes = RUN) -> Opened:
     return Opened(tick, (Range(8 * step, 8 * step + 8),), 1000)
 
 
-def test_a_peer_without_a_finite_gradient_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("second", ["whole", "factored"])
+def test_a_peer_without_a_finite_gradient_says_so(tmp_path: Path, second: Kind) -> None:
     told = Told()
-    peer = trainer(tmp_path, told)
+    peer = trainer(tmp_path, told, second=second)
     with torch.no_grad():
         next(peer.replica.model.parameters())[0, 0] = float("nan")
     peer._contribute(opened(1))
@@ -89,6 +93,7 @@ def test_a_peer_without_a_finite_gradient_says_so(tmp_path: Path) -> None:
     assert step == 1
     assert reason
     assert not told.published
+    assert not peer.replica.demo.momentum.any()  # type: ignore[union-attr]
 
 
 def test_a_gradient_of_the_step_before_is_voted_with_and_an_older_one_is_not(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from protos.optimizer_config import BaseOptimizerConfig, LocalStepsConfig, Optim
 OF_THE_REFERENCE = {"beta", "beta2"}
 """DeMo as published, for a training without a run; a run has the measured ones."""
 HERE_ALONE: dict[type, set[str]] = {
-    DeMoConfig: {"second_moment", "seed", "author"},
+    DeMoConfig: {"second_moment", "momentum_type", "seed", "author"},
     BaseConfig: {"muon_except", "function", "buffers"},
     LocalConfig: {"clip_norm"},
     PaperConfig: set(),

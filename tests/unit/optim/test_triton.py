@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import pytest
 
 CHECK = """
-import math, numpy as np, torch
+import math, os, numpy as np, torch
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.step import NonFiniteGradient
@@ -73,6 +73,34 @@ for count in (1, 5, 40):
     for demo in (one, other):
         demo.apply(entry, 0.25)
     assert state_digest(one.parameters) == state_digest(other.parameters), count
+# a momentum in bf16: gradients that join it one by one give the votes of gradients that join it together
+def saving():
+    config = DeMoConfig(group_size=32, beta2=0.9, second_moment="factored", momentum_type="bf16")
+    return DeMo([(str(i), torch.nn.Parameter(torch.zeros(s))) for i, s in enumerate(SHAPES)], config)
+os.environ["SWARMENTUM_OPTIM_BACKEND"] = "triton"
+whole, folded = saving(), saving()
+os.environ["SWARMENTUM_OPTIM_BACKEND"] = "torch"
+portable = saving()
+assert (whole.backend, portable.backend) == ("triton", "torch")
+for step in range(3):
+    gradients = [torch.randn(s, generator=torch.Generator().manual_seed(step)) for s in SHAPES]
+    for demo in (whole, portable):
+        for parameter, gradient in zip(demo.parameters, gradients):
+            parameter.grad = gradient.clone()
+    folding = folded.folding(0.5)
+    with folding.hooked():
+        folding.start()
+        folding.last(1)
+        sum((p * g).sum() for p, g in zip(folded.parameters, gradients)).backward()
+    folding.finish(1)
+    one_by_one, together, _ = (demo.propose(0.5) for demo in (folded, whole, portable))
+    assert one_by_one.payload == together.payload
+    choice = whole.config.form.choose(whole.momentum.float(), 32)
+    assert together.payload == whole.config.form.encode([choice], 32)
+    for demo in (whole, folded, portable):
+        demo.settle(False)
+    assert folded.momentum.equal(whole.momentum) and whole.momentum.dtype == torch.bfloat16
+    assert torch.allclose(whole.momentum.float(), portable.momentum.float(), atol=0.05)  # the interpreter cuts bf16 off
 one.parameters[0].grad = torch.full(SHAPES[0], math.inf)
 try:
     one.propose(0.5)
@@ -106,6 +134,8 @@ for capability in (80, 86, 90, 100, 120):
     precision, warps = triton_step.forward_options(divmod(capability, 10))
     constants = {"GROUPS": 32, "GROUP_SIZE": 128, "PRECISION": precision, "DIVIDES": True}
     forward = spilled(triton_step._vote, FORWARD, constants, capability, num_warps=warps, enable_fp_fusion=True)
+    short = {**FORWARD, "momentum": "*bf16"}
+    forward += spilled(triton_step._vote, short, constants, capability, num_warps=warps, enable_fp_fusion=True)
     options = {"num_warps": triton_step.INVERSE_WARPS, "enable_fp_fusion": False}
     constants = {"DECAYS": True, "ITERATIONS": 0, "SIGNS": False}
     inverse = spilled(triton_step._apply, INVERSE, constants, capability, **options)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from node.snapshot.image import Image, Spare
+from node.snapshot.image import DISK_TILE_BYTES, Image, MemoryRoom, SpareDisk, SpareMemory
+from protos.disk import DiskError
 
 names = st.text(min_size=1, max_size=12).filter(lambda name: name != "__metadata__" and name.isprintable())
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -62,7 +67,7 @@ def test_a_state_that_changes_all_the_time_is_read_as_it_was() -> None:
 
 
 def test_the_memory_of_a_copy_is_that_of_the_next_one() -> None:
-    spare, tensor = Spare(), torch.zeros(1000)
+    spare, tensor = SpareMemory(), torch.zeros(1000)
 
     def copied(value: float) -> tuple[Image, int]:
         tensor.fill_(value)
@@ -70,7 +75,9 @@ def test_the_memory_of_a_copy_is_that_of_the_next_one() -> None:
         image.detach()
         tensor.fill_(-1.0)
         assert image._rest is not None
-        return image, image._rest[1].ctypes.data
+        room = image._rest[1]
+        assert isinstance(room, MemoryRoom)
+        return image, room.memory.ctypes.data
 
     def read(image: Image) -> bytes:
         return b"".join(map(bytes, image.pieces(64)))
@@ -86,10 +93,58 @@ def test_the_memory_of_a_copy_is_that_of_the_next_one() -> None:
 
 
 def test_memory_that_is_too_small_is_not_used() -> None:
-    spare = Spare()
+    spare = SpareMemory()
     spare.give(spare.take(10))
-    assert len(spare.take(1000)) >= 1000
+    assert len(spare.take(1000).memory) >= 1000
     small, large = spare.take(10), spare.take(20)
     spare.give(large)
     spare.give(small)
     assert spare.take(5) is large
+
+
+@pytest.mark.parametrize("read", [0, 1, 5])
+def test_a_copy_on_the_disk_is_the_file_and_leaves_nothing_there(tmp_path: Path, read: int) -> None:
+    state = {"a": torch.randn(DISK_TILE_BYTES // 4 + 7), "b": torch.randn(3, 500_000), "c": torch.randn(9).bfloat16()}
+    whole = save({name: tensor.clone() for name, tensor in state.items()})
+    image = Image(state, spare=SpareDisk(tmp_path / "run"))
+    pieces, found = image.pieces(300_000), list[bytes]()
+    for _, part in zip(range(read), pieces, strict=False):
+        found.append(bytes(part))
+    image.detach()
+    assert image.detached
+    for tensor in state.values():
+        tensor.fill_(-1.0)
+    found += [bytes(part) for part in pieces]
+    assert b"".join(found) == whole
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_disk_copy_is_bit_exact_while_the_tensors_change(tmp_path: Path) -> None:
+    spare, tensor = SpareDisk(tmp_path), torch.zeros(3_000_000)
+    for turn in range(10):
+        tensor.fill_(float(turn))
+        image, found = Image({"t": tensor}, spare=spare), list[bytes]()
+        reader = threading.Thread(
+            target=lambda image=image, found=found: found.extend(map(bytes, image.pieces(1 << 20)))
+        )
+        ahead = threading.Thread(target=image.detach)
+        reader.start()
+        ahead.start()
+        image.detach()
+        tensor.fill_(-1.0)
+        reader.join()
+        ahead.join()
+        assert b"".join(found) == save({"t": torch.full((3_000_000,), float(turn))})
+
+
+def test_a_disk_that_takes_no_copy_is_a_disk_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError, match="cannot be written"):
+        Image({"t": torch.zeros(9)}, spare=SpareDisk(tmp_path / "file")).detach()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskError, match="No space left"):
+        Image({"t": torch.zeros(9)}, spare=SpareDisk(tmp_path)).detach()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from node.optim import second_moment
-from node.optim.backends.numba import inverse, kernels
+from node.optim.backends.numba import inverse, kernels, momentum_kernels
 from node.optim.base import Base
 from node.optim.exact import dct
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace
@@ -48,6 +48,7 @@ class Plan:
     """
 
     chunks: int
+    tensors: int
     core: npt.NDArray[np.int64]
     strips: npt.NDArray[np.int64]
     first_strips: npt.NDArray[np.int64]
@@ -61,7 +62,18 @@ class Plan:
         starts = np.arange(layout.chunks - layout.core_chunks, dtype=np.int64) * CHUNK_ELEMENTS
         first = np.searchsorted(table[:, 5], starts, side="right").astype(np.int64)
         blocks = [_blocks(number, place) for number, place in enumerate(layout.places)]
-        return cls(layout.chunks, np.concatenate([_NONE, *core]), table, first, np.concatenate([_NONE, *blocks]))
+        number = len(layout.places)
+        return cls(
+            layout.chunks, number, np.concatenate([_NONE, *core]), table, first, np.concatenate([_NONE, *blocks])
+        )
+
+    @property
+    def gathered(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """The tables of a plan whose pool is one tensor more, fp32 [pool chunks, 64, 64]."""
+        pool = np.arange(self.chunks - len(self.core), dtype=np.int64)
+        rows = np.full_like(pool, _FP32_BYTES * CHUNK_SIDE)
+        own = np.stack([np.full_like(pool, self.tensors), _FP32_BYTES * CHUNK_ELEMENTS * pool, rows], axis=1)
+        return np.concatenate([self.core, own]), self.strips[:0], self.first_strips[:0]
 
 
 def _blocks(number: int, place: ParameterPlace) -> npt.NDArray[np.int64]:
@@ -102,7 +114,9 @@ BALLOTS_MAX = 2**15 - 1
 Scratch: TypeAlias = npt.NDArray[np.uint8]
 Addresses: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[np.float32]
+Momenta: TypeAlias = tuple[Values, npt.NDArray[np.uint16]]
 NO_VALUES: Values = np.empty(0, dtype=np.float32)
+NO_MOMENTA: Momenta = NO_VALUES, np.empty(0, dtype=np.uint16)
 
 
 class Fused:
@@ -123,6 +137,7 @@ class Fused:
         self._chunks = plan.chunks
         self._blocks = plan.blocks
         self._plan = (plan.core, plan.strips, plan.first_strips)
+        self._gathered = plan.gathered
         self._coefficients: npt.NDArray[np.int16] = np.stack([_coefficients(size) for size in votes.GROUP_SIZES])
         basis = dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
         self._inverse = _multiples(basis), second_basis(basis)
@@ -133,12 +148,26 @@ class Fused:
         """The norm of all gradients; infinite if the square of it overflows fp32 in one place, as torch's does."""
         out = np.empty(len(self._blocks), dtype=np.float64)
         tensors = addresses(gradients)
-        self._share(lambda *own: kernels.square_sums(*own, self._blocks, tensors, out), len(out))
+        self._share(lambda *own: kernels.square_sums(*own, self._blocks, tensors, out), range(len(out)))
         return float(np.sqrt(out.sum()))
+
+    def fold(
+        self,
+        gradients: Sequence[Tensor | None],
+        pool: Tensor,
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        chunks: range,
+    ) -> None:
+        """See `Backend.fold`."""
+        tensors, own_momenta = addresses([*gradients, pool]), momenta(momentum)
+        rates = np.float32(beta), np.float32(step)
+        self._share(lambda *own: momentum_kernels.fold(*own, self._gathered, tensors, own_momenta, *rates), chunks)
 
     def vote(
         self,
-        gradients: Sequence[Tensor | None],
+        gradients: Sequence[Tensor | None] | None,
         momentum: Tensor,
         beta: float,
         step: float,
@@ -150,7 +179,7 @@ class Fused:
 
     def take(
         self,
-        gradients: Sequence[Tensor | None],
+        gradients: Sequence[Tensor | None] | None,
         momentum: Tensor,
         beta: float,
         step: float,
@@ -170,7 +199,7 @@ class Fused:
 
     def _vote(
         self,
-        gradients: Sequence[Tensor | None],
+        gradients: Sequence[Tensor | None] | None,
         momentum: Tensor,
         beta: float,
         step: float,
@@ -181,8 +210,9 @@ class Fused:
         packed = np.zeros(self._form.body_bytes(self._chunks, group_size), dtype=np.uint8)
         rows = silence.row_bytes(self._form.votes_a_chunk(group_size))
         silent = np.empty((self._chunks, rows), dtype=np.uint8)
-        tensors, flat = addresses(gradients), momentum.view(-1).numpy()
-        given = self._plan, tensors, *_division(tensors, gradients, second), flat, np.float32(beta), np.float32(step)
+        tensors = addresses(gradients or ())
+        division = _division(tensors, gradients or (), second)
+        given = self._plan, tensors, *division, momenta(momentum), np.float32(beta), np.float32(step)
         broken = self._find(given, group_size, (packed, silent, taken))
         if any(broken):
             if taken.size:
@@ -194,7 +224,7 @@ class Fused:
     def _find(self, given: tuple[object, ...], group_size: int, out: tuple[Scratch, Scratch, Values]) -> list[object]:
         """Run the kernel that makes votes; `given` as it takes them, and where packed, silent and taken votes go."""
         table = self._table(group_size)
-        return self._share(lambda *own: kernels.vote(*own, *given, group_size, table, *out))
+        return self._share(lambda *own: momentum_kernels.vote(*own, *given, group_size, table, *out))
 
     def put_back(self, momentum: Tensor, packed: Tensor, group_size: int, taken: Tensor) -> None:
         """See `Taking.put_back`."""
@@ -205,8 +235,8 @@ class Fused:
         self._put(momentum, packed, group_size, NO_VALUES)
 
     def _put(self, momentum: Tensor, packed: Tensor, group_size: int, values: Values) -> None:
-        flat, codes, table = momentum.view(-1).numpy(), packed.numpy(), self._table(group_size)
-        self._share(lambda *own: kernels.put(*own, flat, group_size, table, codes, values))
+        own_momenta, codes, table = momenta(momentum), packed.numpy(), self._table(group_size)
+        self._share(lambda *own: momentum_kernels.put(*own, own_momenta, group_size, table, codes, values))
 
     def apply(
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
@@ -236,14 +266,14 @@ class Fused:
         listed = np.empty((0, 4), dtype=np.int64)
         own = 0, 0, thread_scratch()
         kernels.square_sums(*own, self._blocks, tensors, np.empty(0))
-        kernels.vote(
+        momentum_kernels.vote(
             *own,
             self._plan,
             tensors,
             tensors,
             nothing,
             nothing,
-            nothing,
+            NO_MOMENTA,
             one,
             one,
             8,
@@ -252,19 +282,20 @@ class Fused:
             packed[:, None],
             nothing,
         )
-        kernels.put(*own, nothing, 8, table, packed, nothing)
+        momentum_kernels.put(*own, NO_MOMENTA, 8, table, packed, nothing)
+        momentum_kernels.fold(*own, self._gathered, tensors, NO_MOMENTA, one, one)
         kernels.apply(*own, self._plan, tensors, listed, one, one, *self._inverse, *self._maps)
 
-    def _share(self, work: Callable[[int, int, Scratch], object], count: int | None = None) -> list[object]:
-        """`work(first, last, scratch)` over all chunks (or `count` blocks) by torch's number of threads; in no order."""
-        count = self._chunks if count is None else count
-        starts = range(0, count, RANGE_CHUNKS)
+    def _share(self, work: Callable[[int, int, Scratch], object], chunks: range | None = None) -> list[object]:
+        """`work(first, last, scratch)` over all chunks (or those of a range) by torch's number of threads; in no order."""
+        chunks = range(self._chunks) if chunks is None else chunks
+        starts = range(chunks.start, chunks.stop, RANGE_CHUNKS)
         waiting, results = iter(starts), []
 
         def work_off() -> None:
             scratch = thread_scratch()
             for first in waiting:  # one step of a range's iterator is atomic
-                results.append(work(first, min(first + RANGE_CHUNKS, count), scratch))
+                results.append(work(first, min(first + RANGE_CHUNKS, chunks.stop), scratch))
 
         helpers = min(torch.get_num_threads(), len(starts)) - 1
         if helpers < 1:
@@ -304,6 +335,14 @@ def _division(
     squares = np.where(tensors == 0, 0, addresses(second.squares))
     corrections = np.array([1 / value for value in second.advance(gradients)], dtype=np.float32)
     return squares, np.array([second.beta2, 1 - second.beta2, second_moment.EPSILON], dtype=np.float32), corrections
+
+
+def momenta(momentum: Tensor) -> Momenta:
+    """A momentum of fp32 or bf16 as the kernels take it: the one of two arrays that is not empty."""
+    flat = momentum.view(-1)
+    if flat.dtype == torch.bfloat16:
+        return NO_VALUES, flat.view(torch.uint16).numpy()
+    return flat.numpy(), NO_MOMENTA[1]
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> Addresses:

@@ -18,11 +18,13 @@ from torch import Tensor
 from node.optim.backends.numba import wide_kernels
 from node.optim.backends.numba.backend import (
     BALLOTS_MAX,
+    NO_MOMENTA,
     NO_VALUES,
     Fused,
     Scratch,
     Values,
     addresses,
+    momenta,
     row_of_group_votes,
     second_basis,
     thread_scratch,
@@ -79,8 +81,8 @@ class Wide(Fused):
     def _put(self, momentum: Tensor, packed: Tensor, group_size: int, values: Values) -> None:
         if not self._form.drawn:
             return super()._put(momentum, packed, group_size, values)
-        flat, pattern = momentum.view(-1).numpy(), self._pattern(group_size)
-        self._share(lambda *own: wide_kernels.put_drawn(*own, flat, *pattern, values))
+        own_momenta, pattern = momenta(momentum), self._pattern(group_size)
+        self._share(lambda *own: wide_kernels.put_drawn(*own, own_momenta, *pattern, values))
         return None
 
     def apply(
@@ -129,9 +131,9 @@ class Wide(Fused):
         one, row, bytes_ = np.float32(1), np.empty(0, dtype=np.int16), np.empty(0, dtype=np.uint8)
         listed, own = np.empty((0, 4), dtype=np.int64), (0, 0, thread_scratch())
         if self._form.drawn:
-            division = tensors, nothing, nothing, nothing, one, one, row, row
+            division = tensors, nothing, nothing, NO_MOMENTA, one, one, row, row
             wide_kernels.vote_drawn(*own, self._plan, tensors, *division, bytes_, bytes_[:, None], nothing)
-            wide_kernels.put_drawn(*own, nothing, row, row, nothing)
+            wide_kernels.put_drawn(*own, NO_MOMENTA, row, row, nothing)
         numbers = self._cap, one, one
         wide_kernels.apply_wide(
             *own, self._plan, tensors, listed, _NO_PLACES, _NO_PLACES, True, False, *numbers, *self._wide, 0

@@ -10,7 +10,8 @@ import numpy as np
 from numba import njit
 
 from node.optim.backends.numba import emit, inverse
-from node.optim.backends.numba.kernels import _find, _next, _read, _visit_pool, accumulate, kernel
+from node.optim.backends.numba.kernels import _find, _next, _read, _visit_pool, kernel
+from node.optim.backends.numba.momentum_kernels import accumulate, close_chunk, open_chunk, put_number, round_chunk
 
 _CHUNK, _SIDE = 4096, 64
 _ROW = 256
@@ -27,21 +28,24 @@ CHUNK_MAX = 4096
 
 @kernel
 def vote_drawn(
-    first, last, scratch, plan, tensors, squares, second, corrections, momentum, beta, step, order, moved, packed,
+    first, last, scratch, plan, tensors, squares, second, corrections, momenta, beta, step, order, moved, packed,
     silent, taken,
 ):  # fmt: skip
-    """As `kernels.vote`, where votes are at the coefficients `order ^ moved[chunk]`, int16 [votes] and [chunks].
+    """As `momentum_kernels.vote`, where votes are at the coefficients `order ^ moved[chunk]`, int16 [votes] and [chunks].
 
     uint8 `packed`, zeros before, gets one bit a vote: 1 is negative.
     """
     count = len(order)
     broken = False
     for chunk in range(first, last):
-        own = momentum[chunk * _CHUNK : (chunk + 1) * _CHUNK]
-        accumulate(plan, tensors, chunk, last, scratch, (squares, second, corrections), own, (beta, step))
+        own = open_chunk(momenta, chunk, scratch)
+        if len(tensors):
+            accumulate(plan, tensors, chunk, last, scratch, (squares, second, corrections), own, (beta, step))
+            round_chunk(momenta, own)
         broken |= emit.not_numbers(own.ctypes.data, _CHUNK) != 0
         rest = taken[chunk * count : (chunk + 1) * count] if len(taken) else taken
         _take(own, order, moved[chunk], chunk * count, packed, silent[chunk], rest)
+        close_chunk(momenta, chunk, own)
     return broken
 
 
@@ -64,13 +68,12 @@ def _take(own, order, moved, begin, packed, silent, taken):
 
 
 @kernel
-def put_drawn(first, last, _scratch, momentum, order, moved, values):
-    """Write fp32 `values` [votes] into `momentum` [all elements] where votes are; zeros if it is empty."""
+def put_drawn(first, last, _scratch, momenta, order, moved, values):
+    """Write fp32 `values` [votes] into the momentum (`momentum_kernels.vote`) where votes are; zeros if it is empty."""
     for chunk in range(first, last):
-        own = momentum[chunk * _CHUNK : (chunk + 1) * _CHUNK]
         for vote in range(len(order)):
-            place = np.int64(order[vote] ^ moved[chunk])
-            own[place] = values[chunk * len(order) + vote] if len(values) else np.float32(0)
+            place = chunk * _CHUNK + np.int64(order[vote] ^ moved[chunk])
+            put_number(momenta, place, values[chunk * len(order) + vote] if len(values) else np.float32(0))
 
 
 @njit(nogil=True)
