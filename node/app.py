@@ -385,9 +385,8 @@ class _Peer:
         write, loss = None, None if self.own is None else self.own.handover.loss
         if self.own is None:
             write = writer(config, text.tokenizer, replica.device if model is None else torch.device("cpu"))
-        return Evaluator(
-            config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log, write, model, loss
-        )
+        tell = swarm.evaluated
+        return Evaluator(config, replica, self.home.store, read, tell, micro_batch, self.log, write, model, loss)
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
         card = facts_of(
