@@ -140,8 +140,8 @@ def verify(
         result.first_bad_step, result.reason = bad.step, bad.reason
         result.signed_by = None if bad.signer is None else peer_id(bad.signer)
         return result
-    except Refusal as refusal:
-        result.first_bad_step, result.reason = (result.last_step or 0) + 1, f"the archive: {refusal}"
+    except (Refusal, OSError, UnicodeDecodeError, RecursionError) as error:
+        result.first_bad_step, result.reason = (result.last_step or 0) + 1, f"the archive: {error}"
         return result
     result.ok = not result.reason
     result.reason = result.reason or f"{result.steps} steps hold"

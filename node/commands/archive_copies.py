@@ -33,7 +33,7 @@ def archive_at(run: str, into: Path | None) -> Iterator[Path]:
         yield Path(run)
         return
     with tempfile.TemporaryDirectory(prefix="swarmentum-verify-") as own:
-        folder = into or Path(own)
+        folder = into or Path(own) / "archive"  # beside it there is no model of somebody else
         _with_progress(f"copying {run}", lambda told: fetch(run, folder, told))
         yield folder
 

@@ -1,7 +1,8 @@
 """An archive in a mirror: `swarmentum mirror` copies it there with an index, and `swarmentum verify ADDRESS` reads it back.
 
 Nobody has to trust the mirror: the replay checks each byte that counts, and the hashes in the index tell a copy that broke off.
-Refuses names that no archive has, more bytes than the index promises, and a copy that does not fit on the disk.
+Refuses names that no archive has, a copy without a state, one that does not fit on the disk, and a folder with links or with
+other files of an archive: a verdict is about what the address has.
 """
 
 from __future__ import annotations
@@ -13,24 +14,29 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, FailFast, Field, ValidationError
 
 from node.data.download import one_line
-from node.mirror.mirror_places import BLOCK_BYTES, Place, WebPlace, place_at
+from node.mirror.mirror_places import BLOCK_BYTES, BUCKETS, FOLDER, Place, WebPlace, place_at
 from protos.errors import NetworkError, OperatorError
 from protos.waits import Waits
+from protos.web_address import SCHEMES
 
 INDEX: Final = "archive.json"
-INDEX_BYTES_MAX: Final = 32 << 20
-FILES_MAX: Final = 100_000
+INDEX_BYTES_MAX: Final = 8 << 20
+FILES_MAX: Final = 50_000
+FILE_BYTES_MAX: Final = 1 << 50
 TRIES: Final = 4
 """For one file; each goes on where the last one broke off."""
 WAIT_SECONDS_MIN: Final = 1.0
 WAIT_SECONDS_MAX: Final = 15.0
 SPARE_BYTES: Final = 64 << 20
-_NAME: Final = re.compile(r"genesis|end|layout\.json|\d{13}/(manifest|state\.safetensors|log|payloads)")
+_NAME: Final = re.compile(r"genesis|end|layout\.json|[0-9]{13}/(manifest|state\.safetensors|log|payloads)")
+_ALWAYS: Final = ("genesis", "layout.json")
+_OF_A_SEGMENT: Final = ("log", "manifest", "payloads", "state.safetensors")
 _PART: Final = ".part"
 
 T = TypeVar("T")
@@ -42,7 +48,7 @@ class IndexedFile(BaseModel, extra="forbid", frozen=True):
     """One file of the archive, `name` below its folder."""
 
     name: str = Field(pattern=f"^({_NAME.pattern})$")
-    bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0, le=FILE_BYTES_MAX)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
@@ -50,7 +56,7 @@ class ArchiveIndex(BaseModel, extra="forbid", frozen=True):
     """Which files a copy of an archive has."""
 
     version: Literal[1] = 1
-    files: tuple[IndexedFile, ...] = Field(max_length=FILES_MAX)
+    files: Annotated[tuple[IndexedFile, ...], FailFast()] = Field(max_length=FILES_MAX)
 
     @property
     def total_bytes(self) -> int:
@@ -60,12 +66,19 @@ class ArchiveIndex(BaseModel, extra="forbid", frozen=True):
 def copy_to(archive: Path, address: str, told: Told) -> ArchiveIndex:
     """Copy an archive into the folder at `address`; files that are there already, by the index there, stay.
 
-    An archive that still grows is copied as far as it is now. Raises NetworkError; OperatorError for a place that takes none.
+    An archive that still grows is copied as far as it is now. Raises NetworkError; OperatorError for a place that takes none,
+    or that is in the archive itself.
     """
     places = _Places(address)
     if isinstance(places.of(INDEX)[0], WebPlace):
         raise OperatorError(f"{address}: nobody can write to a web address; name the folder or the bucket behind it")
-    index = _index_of(archive)
+    own, to = archive.resolve(), places.folder
+    if to is not None and (to.is_relative_to(own) or own.is_relative_to(to)):
+        raise OperatorError(f"{address}: the archive itself is {own}; name a folder outside of it")
+    try:
+        index = _index_of(archive)
+    except FileNotFoundError as error:
+        raise OperatorError(f"{error.filename} was deleted meanwhile: run the command again") from error
     there = {file.name: file for file in _held(places)}
     done = 0
     for file in index.files:
@@ -82,19 +95,54 @@ def fetch(address: str, folder: Path, told: Told) -> None:
     """Copy the archive at `address` into `folder`, which may have a part of it. Raises NetworkError, OperatorError."""
     places = _Places(address)
     index = _trying(f"{address}/{INDEX}", lambda: _read_index(places))
-    missing = sum(file.bytes for file in index.files if not (folder / file.name).is_file())
-    folder.mkdir(parents=True, exist_ok=True)
+    _check_whole(address, index)
+    _prepare(folder, index)
+    missing = sum(_missing(folder, file) for file in index.files)
     if missing + SPARE_BYTES > (free := shutil.disk_usage(folder).free):
         raise OperatorError(
             f"{folder}: the archive takes {missing / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free"
         )
     done = 0
     for file in index.files:
-        (folder / file.name).parent.mkdir(exist_ok=True)
         within = partial(_told_within, told, done, index.total_bytes)
         _trying(f"{address}/{file.name}", partial(_fetch_file, places, file, folder / file.name, within))
         done += file.bytes
         told(done, index.total_bytes)
+
+
+def _check_whole(address: str, index: ArchiveIndex) -> None:
+    """Raises OperatorError for an index that leaves out what every archive has."""
+    names = {file.name for file in index.files}
+    segments = {name.partition("/")[0] for name in names if "/" in name}
+    wanted = {*_ALWAYS, *(f"{segment}/{name}" for segment in segments for name in _OF_A_SEGMENT)}
+    if lacking := sorted(wanted - names) or ([] if segments else ["a segment"]):
+        raise OperatorError(f"{address}: {INDEX} names no whole archive: {', '.join(lacking[:3])} is not there")
+
+
+def _prepare(folder: Path, index: ArchiveIndex) -> None:
+    """Make the folders. Raises OperatorError for a folder with links, or with files of another archive or state of it."""
+    names = {file.name for file in index.files}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            parent = (folder / name).parent
+            parent.mkdir(exist_ok=True)
+            for path in (parent, folder / name, folder / f"{name}{_PART}"):
+                if (path.is_symlink() and path != folder) or (path != parent and path.exists() and not path.is_file()):
+                    raise OperatorError(f"{path} is no plain file or folder; name another folder")
+    except OSError as error:
+        raise OperatorError(f"{error.filename}: {error.strerror}; name another folder") from error
+    others = (str(path.relative_to(folder)) for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")))
+    if (other := next((name for name in others if _NAME.fullmatch(name) and name not in names), None)) is not None:
+        raise OperatorError(f"{folder / other} is not in the archive at that address; name another folder")
+
+
+def _missing(folder: Path, file: IndexedFile) -> int:
+    """How many bytes of a file are still to come, at most."""
+    path, part = folder / file.name, folder / f"{file.name}{_PART}"
+    if path.is_file() and path.stat().st_size == file.bytes:
+        return 0
+    return max(0, file.bytes - part.stat().st_size) if part.is_file() else file.bytes
 
 
 def _told_within(told: Told, before: int, total: int, done: int) -> None:
@@ -105,7 +153,17 @@ class _Places:
     """The folders of an archive at an address: a place for each segment."""
 
     def __init__(self, address: str) -> None:
-        address = address if "://" in address else str(Path(address).expanduser().absolute())
+        parts = urlsplit(address) if "://" in address else None
+        self.folder: Path | None = None
+        """If it is a folder of this machine."""
+        if address and (parts is None or (parts.scheme == FOLDER and not parts.netloc)):
+            path = Path(address).expanduser() if parts is None else Path(unquote(parts.path))
+            self.folder = path.absolute().resolve()
+            address = str(self.folder)
+        elif parts is None or parts.scheme not in {*SCHEMES, *BUCKETS} or parts.query or parts.fragment:
+            raise OperatorError(
+                f"{address}: expected a folder, or its address: https://..., http://..., file:///..., s3://... or hf://..."
+            )
         above, _, own = address.rstrip("/").rpartition("/")
         if not above.strip("/") or not own or above.endswith(":/"):
             raise OperatorError(
@@ -191,9 +249,7 @@ def _fetch_file(places: _Places, file: IndexedFile, path: Path, told: Callable[[
         start = 0
     digest = _digest(part, start) if start else hashlib.sha256()
     with part.open("ab" if start else "wb") as written:
-        place, name = places.of(file.name)
-        blocks = place.read(name, start, file.bytes - start, exactly=False) if file.bytes > start else iter(())
-        for block in blocks:
+        for block in _bytes_of(places, file, start):
             digest.update(block)
             written.write(block)
             start += len(block)
@@ -204,6 +260,18 @@ def _fetch_file(places: _Places, file: IndexedFile, path: Path, told: Callable[[
         part.unlink()
         raise OSError("its bytes are not those that the index names")
     part.replace(path)
+
+
+def _bytes_of(places: _Places, file: IndexedFile, start: int) -> Iterator[bytes]:
+    """From byte `start` on, as many as the index names: a file that grows while it is read has them all."""
+    place, name = places.of(file.name)
+    left = file.bytes - start
+    if left:
+        for block in place.read(name, start, FILE_BYTES_MAX, exactly=False):
+            yield block[:left]
+            left -= len(block)
+            if left <= 0:
+                return
 
 
 def _digest(path: Path, size: int) -> hashlib._Hash:

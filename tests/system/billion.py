@@ -2,8 +2,8 @@
 
 Llama-3.2-1B's configuration, a tokenizer of 8,192 words that is trained here, and Python's standard library as text. An anchor
 and one peer; the peer is killed and comes back; it goes, and a late joiner takes the state from a mirror. Then the model is
-exported, and the anchor's archive verified. Prints a line for each part: seconds, and the most memory that each process had. `--layers 1
---width 256` is the same with a small model.
+exported, and the anchor's archive verified. Prints a line for each part: seconds, and the most memory of each process.
+`--layers 1 --width 256` is the same with a small model.
 """
 
 from __future__ import annotations

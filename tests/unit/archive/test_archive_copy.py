@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from node.archive import files
 from node.archive.verify import verify
+from node.commands.archive_copies import archive_at
 from node.mirror import archive_copy
 from node.mirror.archive_copy import INDEX, copy_to, fetch
 from protos.errors import NetworkError, OperatorError
@@ -134,7 +139,9 @@ def test_a_mirror_whose_index_fits_its_lie_convinces_nobody(web: WebFolder, life
         ({"name": "0000000000000/log\n"}, "files.0.name: String should match"),
         ({"bytes": -1}, "files.0.bytes: Input should be greater than or equal to 0"),
         ({"sha256": "00"}, "files.0.sha256: String should match"),
-        ({"bytes": 1 << 60}, "the archive takes .* GB more, and .* GB are free"),
+        ({"bytes": 10**400}, "files.0.bytes: Input should be less than or equal to"),
+        ({"name": "\u0660" * 13 + "/log"}, "files.0.name: String should match"),
+        ({}, "names no whole archive: layout.json is not there"),
     ],
 )
 def test_an_index_that_no_archive_has_is_refused(
@@ -153,8 +160,125 @@ def test_an_index_that_no_archive_has_is_refused(
         ("https://example.org", "expected the address of a folder"),
         ("https://example.org/run", "nobody can write to a web address"),
         ("s3:///", "expected the address of a folder"),
+        ("", "expected a folder, or its address"),
+        ("ftp://example.org/run", "expected a folder, or its address"),
+        ("file://tmp/run", "expected a folder, or its address"),
+        ("s3://runs/one?version=3", "expected a folder, or its address"),
     ],
 )
 def test_a_place_that_takes_no_files_is_said(life: Life, address: str, said: str) -> None:
     with pytest.raises(OperatorError, match=said):
         copy_to(life.archive, address, silent)
+
+
+def change_index(web: WebFolder, change: Callable[[list[dict[str, Any]]], list[Any]]) -> None:
+    path = web.folder / "run" / INDEX
+    index = json.loads(path.read_text())
+    path.write_text(json.dumps({**index, "files": change(index["files"])}))
+
+
+@pytest.mark.parametrize(
+    "kept", [(), ("genesis",), ("genesis", "layout.json"), ("genesis", "layout.json", "manifest", "state.safetensors")]
+)
+def test_a_mirror_that_lost_its_files_is_not_covered_by_an_older_copy(
+    web: WebFolder, tmp_path: Path, kept: tuple[str, ...]
+) -> None:
+    fetch(f"{web.url}/run", tmp_path / "mine", silent)
+    change_index(web, lambda entries: [it for it in entries if it["name"].rpartition("/")[2] in kept])
+    with pytest.raises(OperatorError, match="names no whole archive"):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+
+
+def test_files_of_another_archive_in_the_folder_are_refused(web: WebFolder, tmp_path: Path) -> None:
+    other = tmp_path / "mine" / files.segment_name(7)
+    other.mkdir(parents=True)
+    (other / files.LOG).touch()
+    with pytest.raises(OperatorError, match="is not in the archive at that address"):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+
+
+@pytest.mark.parametrize("name", ["genesis", "genesis.part", files.segment_name(0)])
+def test_links_in_the_folder_are_not_followed(web: WebFolder, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mine" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OperatorError, match="is no plain file or folder"):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["genesis", "genesis.part"])
+def test_a_pipe_in_the_folder_is_refused(web: WebFolder, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine").mkdir()
+    os.mkfifo(tmp_path / "mine" / name)
+    with pytest.raises(OperatorError, match="is no plain file or folder"):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+
+
+def test_a_file_in_place_of_the_folder_is_said(web: WebFolder, tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(OperatorError, match=r"mine: .*exists; name another folder"):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+
+
+def test_who_reads_while_an_archive_grows_gets_what_the_index_names(life: Life, web: WebFolder, tmp_path: Path) -> None:
+    before = (web.folder / "run" / INDEX).read_bytes()
+    life.steps(2)
+    copy_to(life.archive, str(web.folder / "run"), silent)
+    (web.folder / "run" / INDEX).write_bytes(before)  # as while the second copy is under way
+    fetch(f"{web.url}/run", tmp_path / "mine", silent)
+    verdict = verify(tmp_path / "mine", None, None)
+    assert verdict.ok
+    assert verdict.steps == 4
+
+
+def test_a_huge_index_of_nonsense_costs_little(web: WebFolder, tmp_path: Path) -> None:
+    data = '{"version":1,"files":[' + ",".join(["1"] * 3_000_000) + "]}"
+    (web.folder / "run" / INDEX).write_text(data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(OperatorError, match="is no index of an archive"):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "kB"
+
+
+def test_what_is_missing_has_to_fit(web: WebFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {it["name"]: it["bytes"] for it in json.loads((web.folder / "run" / INDEX).read_text())["files"]}
+    state = f"{files.segment_name(0)}/{files.STATE}"
+    monkeypatch.setattr(archive_copy, "SPARE_BYTES", 0)
+    (tmp_path / "mine" / files.segment_name(0)).mkdir(parents=True)
+    (tmp_path / "mine" / state).touch()  # of another size: it comes whole
+    free = sum(sizes.values()) - 1
+    monkeypatch.setattr(archive_copy.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(OperatorError, match=r"GB more, and .* GB are free"):
+        fetch(f"{web.url}/run", tmp_path / "mine", silent)
+    part = tmp_path / "mine" / f"{state}.part"
+    part.write_bytes((web.folder / "run" / state).read_bytes()[:5])
+    fetch(f"{web.url}/run", tmp_path / "mine", silent)  # what broke off counts
+
+
+@pytest.mark.parametrize("below", [".", "5", "..", "../"])
+def test_a_copy_into_the_archive_itself_is_refused(life: Life, below: str) -> None:
+    with pytest.raises(OperatorError, match="name a folder outside of it"):
+        copy_to(life.archive, str(life.archive / below), silent)
+
+
+def test_a_model_of_somebody_else_beside_the_copy_is_not_compared(
+    web: WebFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp" / "model").mkdir(parents=True)
+    (tmp_path / "tmp" / "model" / "model.safetensors").write_bytes(b"nonsense")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    with archive_at(f"{web.url}/run", None) as folder:
+        assert verify(folder, None, None).ok
+    assert [path.name for path in (tmp_path / "tmp").iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("damage", ["no log", "no text", "deep"])
+def test_a_damaged_archive_is_an_answer_and_no_traceback(life: Life, damage: str) -> None:
+    if damage == "no log":
+        (life.archive / files.segment_name(0) / files.LOG).unlink()
+    else:
+        (life.archive / files.LAYOUT).write_bytes(b"\xff" if damage == "no text" else b"[" * 200_000)
+    verdict = verify(life.folder, None, None)
+    assert not verdict.ok
+    assert verdict.reason.startswith("the archive: ")
