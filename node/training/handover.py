@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,8 @@ from protos.assignment import Range
 from protos.errors import OperatorError
 
 LOOK_SECONDS = 0.05
+THOROUGH_TIMES = 4
+"""So often the values of all parameters are compared, which costs a pass over them."""
 
 
 @dataclass(eq=False)
@@ -71,13 +72,43 @@ class Unread(Samples):
         )
 
 
+class Unmoved:
+    """Tells whether somebody moved a model's parameters since. `thoroughly`: also behind autograd's back, by `.data`."""
+
+    def __init__(self, model: nn.Module, *, thoroughly: bool) -> None:
+        self._model, self._norms = model, None
+        self._were = {name: (p._version, p.data_ptr()) for name, p in model.named_parameters()}
+        if thoroughly:
+            self._norms = self._of_all()
+
+    def _of_all(self) -> list[float]:
+        with torch.no_grad():
+            found = torch._foreach_norm([p.detach() for p in self._model.parameters()])
+        return [float(norm) for norm in found]
+
+    def moved(self) -> str:
+        """The name of the first parameter that was moved, or that is another one; empty if none was."""
+        found = {name: (p._version, p.data_ptr()) for name, p in self._model.named_parameters()}
+        if changed := next((name for name, was in self._were.items() if found.get(name) != was), ""):
+            return changed
+        if self._norms is None:
+            return ""
+        pairs = zip(self._were, self._norms, self._of_all(), strict=True)
+        return next((name for name, was, now in pairs if was != now and not math.isnan(was)), "")
+
+
 class OwnLoss:
-    """A program's loss. Raises OperatorError, with what it did, for one that fails or gives no mean to differentiate."""
+    """A program's loss. Raises OperatorError, with what it did, for one that fails, moves a parameter, or gives no mean to
+    differentiate. The model's modes are afterwards as they were."""
 
     def __init__(self, loss: Loss) -> None:
-        self._loss = loss
+        self._loss, self._calls = loss, 0
 
     def __call__(self, model: nn.Module, samples: Tensor) -> Tensor:
+        self._calls += 1
+        before = Unmoved(model, thoroughly=self._calls <= THOROUGH_TIMES)
+        modes = [(module, module.training) for module in model.modules()]
+        trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         try:
             found = self._loss(model, samples)
         except Exception as error:
@@ -86,6 +117,16 @@ class OwnLoss:
             raise OperatorError(
                 f"the loss that the program gave to join failed: {type(error).__name__}: {error}"
             ) from error
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for parameter, wanted in trained:
+                parameter.requires_grad_(wanted)
+        if moved := before.moved():
+            raise OperatorError(
+                f"the loss that the program gave to join changed the parameter {moved!r}: this peer's state is no longer the "
+                "swarm's. A loss computes a value alone; the swarm moves the parameters"
+            )
         if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise OperatorError(
@@ -114,7 +155,8 @@ class Handover:
         self._offered: Share | None = None  # the training waits for it
         self._taken: Share | None = None  # the program works on it
         self._result: GradResult | Exception | None = None
-        self._versions: dict[str, int] = {}
+        self._before: Unmoved | None = None
+        self._rounds = 0
         self._ended = False
 
     # ---- the training's end ------------------------------------------------------------------------------------------
@@ -174,7 +216,8 @@ class Handover:
                     return None
                 self._changed.wait(LOOK_SECONDS)
             self._taken, self._offered = self._offered, None
-            self._versions = {name: p._version for name, p in self.model.named_parameters()}
+            self._rounds += 1
+            self._before = Unmoved(self.model, thoroughly=self._rounds <= THOROUGH_TIMES)
             return self._taken
 
     def contribute(self, loss: Tensor | float, samples: int | None, tokens: int) -> None:
@@ -199,7 +242,7 @@ class Handover:
         """The model belongs to the training again. Raises OperatorError if the program moved the model's parameters."""
         if self._taken is None:
             return
-        moved = self._moved()
+        moved = "" if self._before is None else self._before.moved()
         if moved:
             result = OperatorError(
                 f"the program changed the parameter {moved!r} during a step. The swarm moves the parameters, the same way on "
@@ -211,9 +254,3 @@ class Handover:
         if moved:
             assert isinstance(result, OperatorError)
             raise result
-
-    def _moved(self) -> str:
-        found = dict(self.model.named_parameters())
-        with suppress(StopIteration):
-            return next(n for n, version in self._versions.items() if n not in found or found[n]._version != version)
-        return ""

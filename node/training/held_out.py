@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def held_out_loss(
             return None
         began = time.monotonic()
         rows = to_device(samples[first : first + micro_batch], device)
-        with torch.inference_mode():
+        with torch.no_grad():  # what a program's loss keeps for later has to be good for a backward pass
             total += float(loss(model, rows)) * len(rows)
         time.sleep(rests * (time.monotonic() - began))
     return total / len(samples)
@@ -131,21 +132,29 @@ class Evaluator:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._busy = False
-                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stopping or self._waiting is not None)
                 job, self._waiting, self._busy = self._waiting, None, True
             if self._stopping or job is None:
                 return
             try:
                 self._evaluate(job)
-            except (OperatorError, NetworkError, OSError) as error:
-                self._log.info("this state is not evaluated", step=job.step, why=str(error))
             except RuntimeError as error:
                 if not no_room(error):
-                    raise
+                    self._not_evaluated(job, error)
+                    continue
                 self._log.warning("no memory to evaluate states: set evaluate to false", step=job.step, why=str(error))
                 self._model = self._given
+            except Exception as error:  # noqa: BLE001 - the model, and with a program's loss the code, are anybody's
+                self._not_evaluated(job, error)
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _not_evaluated(self, job: _Job, error: Exception) -> None:
+        known = isinstance(error, (OperatorError, NetworkError, OSError))
+        why = str(error) if known else f"{type(error).__name__}: {error}"
+        self._log.info("this state is not evaluated", step=job.step, why=why)
 
     def _evaluate(self, job: _Job) -> None:
         path = self._stored(job.root)
@@ -161,6 +170,8 @@ class Evaluator:
         value = held_out_loss(model, samples, device, self._micro_batch, self._ends, RESTS, self._loss)
         if value is None:
             return
+        if not math.isfinite(value):
+            raise OperatorError(f"its held-out loss is {value}")
         seconds = round(time.monotonic() - began, 1)
         self._log.info("held-out loss", step=job.step, loss=round(value, 4), samples=len(samples), seconds=seconds)
         kind = device.type if device.type in DEVICES else "other"
@@ -184,13 +195,7 @@ class Evaluator:
         from safetensors.torch import load_file
 
         if self._model is None:
-            try:
-                made = copy.deepcopy(self._replica.whole_model())
-            except (TypeError, RuntimeError) as error:
-                if isinstance(error, RuntimeError) and no_room(error):
-                    raise
-                raise OperatorError(f"copy.deepcopy cannot copy the model: {error}") from error
-            self._model = made.eval().requires_grad_(requires_grad=False)
+            self._model = copy.deepcopy(self._replica.whole_model()).eval().requires_grad_(requires_grad=False)
         tensors = load_file(path)
         with torch.no_grad():
             for name, parameter in parameters_of(self._model).items():

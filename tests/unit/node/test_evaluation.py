@@ -122,3 +122,43 @@ def test_a_set_has_its_own_name() -> None:
     other = batch.copy()
     other[0, 0] ^= 1
     assert len({set_sha256(batch), set_sha256(other), set_sha256(batch[:-1])}) == 3
+
+
+def test_what_a_loss_raises_ends_no_evaluator(tmp_path: Path) -> None:
+    """A program's own loss may do anything: the next state is evaluated, and the end waits for nothing."""
+    peer = Peer(tmp_path)
+    answers: list[Any] = [ValueError("no"), RuntimeError("not for memory"), float("nan"), 2.5]
+
+    def own(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        answer = answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return torch.tensor(answer)
+
+    log = structlog.get_logger("test")
+    read = lambda: samples().validation(CONFIG.evaluation.samples)  # noqa: E731
+    made = Evaluator(CONFIG, peer.replica, peer.store, read, peer.tell, 8, log, loss=own)
+    root = peer.keep()
+    while answers:
+        made.agreed(5, root, 10)
+        if len(answers) == 1:
+            assert peer.told.wait(10)
+        made._changed.acquire()
+        try:
+            assert made._changed.wait_for(lambda: made._waiting is None and not made._busy, 10)
+        finally:
+            made._changed.release()
+        answers.pop(0)
+    made.close()
+    assert [it.loss for it in peer.found] == [2.5]
+
+
+def test_what_a_loss_keeps_during_an_evaluation_is_good_for_a_backward_pass() -> None:
+    kept: list[torch.Tensor] = []
+
+    def own(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        kept.append(torch.ones(len(rows)))
+        return functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+    held_out_loss(Table(), samples().validation(4), torch.device("cpu"), 4, lambda: False, 0.0, own)
+    (kept[0] * torch.ones(4, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]

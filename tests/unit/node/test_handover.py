@@ -296,3 +296,46 @@ def test_a_loss_that_cannot_be_differentiated_is_said_in_words(own: Any, said: s
     made = replica(lambda its: Handover(its, own))
     with pytest.raises(OperatorError, match=said):
         made.mean_gradient(text(), RANGES, 3, None, never, by=made.maker.checker)
+
+
+def in_place(its: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    for parameter in its.parameters():
+        parameter.data.mul_(0.5)  # behind autograd's back, as some normalize their weights
+    return loss(its, rows)
+
+
+def exchanged(its: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    found = loss(its, rows)
+    its.get_submodule("embedding").weight.data = torch.zeros(256, 64)
+    return found
+
+
+@pytest.mark.parametrize("own", [in_place, exchanged])
+def test_a_loss_that_moves_parameters_is_named(own: Any) -> None:
+    made = replica(lambda its: Handover(its, own))
+    with pytest.raises(OperatorError, match=r"gave to join changed the parameter 'embedding.weight'"):
+        made.mean_gradient(text(), RANGES, 3, None, never, by=made.maker.checker)
+
+
+def test_a_program_that_moves_parameters_behind_autograd_is_told() -> None:
+    def moves(handover: Handover, share: Share) -> None:
+        for parameter in handover.model.parameters():
+            parameter.data.mul_(0.5)
+        own_loop(handover, share)
+
+    made, handover, program = with_program(moves)
+    with pytest.raises(OperatorError, match="the program changed the parameter"):
+        gradients(made)
+    handover.end()
+    program.join(10)
+    assert isinstance(program.error, OperatorError)
+
+
+def test_a_loss_leaves_the_modes_of_the_model_as_they_were() -> None:
+    def evaluates(its: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        its.eval()
+        return loss(its, rows)
+
+    made = replica(lambda its: Handover(its, evaluates))
+    made.mean_gradient(text(), RANGES, 3, None, never, by=made.maker.checker)
+    assert all(module.training for module in made.model.modules())
