@@ -26,8 +26,9 @@ from coordinator.clock.wait_queue import (
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.store.wait_queue_file import NAME, RETURN_MS_MAX, WaitQueueFile
 from node.link.client import CoordinatorClient
+from protos.admission_config import AdmissionConfig
 from protos.errors import RefusedError
-from protos.run_config import AdmissionConfig, RunConfig
+from protos.run_config import RunConfig
 from protos.ticket import Ticket, seal_ticket
 from protos.v1 import coordinator_pb2 as pb
 from tests.unit.coordinator.driver import LAYOUT

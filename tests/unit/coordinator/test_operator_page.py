@@ -158,5 +158,5 @@ async def test_a_coordinator_that_does_not_answer_is_an_error_of_its_own(tmp_pat
 
 def test_the_page_can_do_what_is_listed_and_nothing_else() -> None:
     acts = {name for name, what in ALL.items() if what.acts}
-    assert acts == {"create", "pause", "resume", "finish", "exclude", "readmit", "change", "invite", "revoke"}
+    assert acts == {"create", "pause", "resume", "finish", "exclude", "readmit", "change", "invite", "revoke", "sign"}
     assert ALL.keys() - acts == {"runs", "run", "check"}
