@@ -32,7 +32,7 @@ EXCLUDED = "excluded by the operator of this run: "
 
 
 @dataclass(frozen=True)
-class Order:
+class OperatorOrder:
     """An exclusion (`excludes`: the peer's public key), a change of `settings`, or the run's end (`finishes`)."""
 
     nonce: bytes
@@ -62,7 +62,7 @@ class SignedOrder:
     signatures: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
-    def order(self) -> Order:
+    def order(self) -> OperatorOrder:
         """What the bytes say. Raises Refusal."""
         return order_from_body(self.body)
 
@@ -77,7 +77,7 @@ def order_id(run_id: bytes, body: bytes) -> bytes:
     return hashlib.sha256(_DOMAIN + run_id + body).digest()
 
 
-def order_body(order: Order) -> bytes:
+def order_body(order: OperatorOrder) -> bytes:
     """The bytes that operators sign."""
     return log_pb2.OrderBody(
         nonce=order.nonce,
@@ -90,12 +90,12 @@ def order_body(order: Order) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def order_from_body(data: bytes) -> Order:
+def order_from_body(data: bytes) -> OperatorOrder:
     """Inverse of `order_body`, checking sizes and ranges; raises `Refusal`, also for bytes that say more than is shown."""
     if len(data) > limits.ORDER_BYTES_MAX:
         raise Refusal(Reason.TOO_LARGE, f"an order of {len(data)} bytes, at most {limits.ORDER_BYTES_MAX}")
     body = parse(log_pb2.OrderBody, data)
-    order = Order(
+    order = OperatorOrder(
         body.nonce,
         body.expires_unix_ms,
         body.reason,
@@ -145,7 +145,7 @@ def signed_orders_from(parts: Iterable[log_pb2.SignedOrder]) -> tuple[SignedOrde
     return found
 
 
-def check_signed(operators: OperatorsConfig, run_id: bytes, signed: SignedOrder) -> Order:
+def check_signed(operators: OperatorsConfig, run_id: bytes, signed: SignedOrder) -> OperatorOrder:
     """The order, if enough different operators of the run signed these very bytes; else raises `Refusal`."""
     known, signers = operators.public_keys, signed.signers
     for key, signature in signed.signatures:

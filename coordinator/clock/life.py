@@ -33,7 +33,7 @@ from coordinator.clock.records import (
 from coordinator.clock.state import Outcome, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.end import End
-from protos.orders import Order, order_from_body, order_id
+from protos.orders import OperatorOrder, order_from_body, order_id
 
 GOES_ON = "the operator lets the run go on"
 FINISHED = "the run is finished: it opens no step any more"
@@ -91,7 +91,7 @@ def ordered(run: Run, event: OrderAsked, now_ms: int) -> Outcome:
 _Wish = ExclusionAsked | FinishAsked | ChangeAsked
 
 
-def _wish(order: Order) -> _Wish:
+def _wish(order: OperatorOrder) -> _Wish:
     """What an order asks for, as the coordinator's own key asks where the operators have none."""
     if order.excludes:
         return ExclusionAsked(order.excludes, order.reason)

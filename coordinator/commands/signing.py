@@ -25,7 +25,7 @@ from protos.limits import NONCE_BYTES, ORDER_MS_MAX
 from protos.log import run_id_of
 from protos.orders import (
     ID_DIGITS_SHOWN,
-    Order,
+    OperatorOrder,
     SignedOrder,
     check_signed,
     operators_of,
@@ -108,7 +108,7 @@ class Operators:
     ) -> OrderState:
         """A new order, with the first signature."""
         expires = int(time.time() * 1000) + ORDER_MS_MAX
-        order = Order(secrets.token_bytes(NONCE_BYTES), expires, reason, excludes, settings, finishes)
+        order = OperatorOrder(secrets.token_bytes(NONCE_BYTES), expires, reason, excludes, settings, finishes)
         return self.sign(SignedOrder(order_body(order)))
 
     def sign(self, before: SignedOrder) -> OrderState:

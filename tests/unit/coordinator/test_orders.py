@@ -40,7 +40,7 @@ from protos.envelope import Kind, seal_bytes
 from protos.errors import OperatorError, Refusal
 from protos.identity import Identity
 from protos.log import Chain, Entry, Exclusion, entry_body, seal_entry
-from protos.orders import Order, SignedOrder, order_body, order_id
+from protos.orders import OperatorOrder, SignedOrder, order_body, order_id
 from protos.run_config import RunConfig, config_from_json
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
@@ -68,7 +68,7 @@ def guarded(**clock: object) -> RunConfig:
 
 
 def order(nonce: int = 0, *, after_ms: int = 1000, **says: Any) -> bytes:
-    return order_body(Order(bytes([nonce]) * 16, NOW + after_ms, **(says or {"finishes": True})))
+    return order_body(OperatorOrder(bytes([nonce]) * 16, NOW + after_ms, **(says or {"finishes": True})))
 
 
 def asked(harness: Harness, by: Identity, body: bytes, unix_ms: int = NOW) -> OrderAsked:
@@ -329,7 +329,7 @@ def envelope(here: Served, by: Identity, body: bytes) -> envelope_pb2.SignedEnve
 
 
 def live(nonce: int = 0, **says: Any) -> bytes:
-    return order_body(Order(bytes([nonce]) * 16, clocks.unix_ms() + 60_000, **(says or {"finishes": True})))
+    return order_body(OperatorOrder(bytes([nonce]) * 16, clocks.unix_ms() + 60_000, **(says or {"finishes": True})))
 
 
 async def refused(stub: Any, sent: envelope_pb2.SignedEnvelope) -> str:
