@@ -22,6 +22,8 @@ WAITING_OF_ONE_MAX = 4
 OBEYED_MAX = 256
 CHANGES_UNLOGGED_MAX = 4
 """With as many exclusions, what an entry has room for (`protos.limits.ORDERS_MAX`)."""
+WAITS_MS_MIN = 3_600_000
+"""A new order keeps its place for an hour at least, so one key writes at most 4 an hour into the journal."""
 CLOCK_MS_MAX = 10 * 60_000
 """The clock of an operator's machine may be so far ahead of the coordinator's."""
 HOW = "give it with `--key FILE` of an operator's key, and `swarmentum-coordinator order sign` with the others"
@@ -78,6 +80,10 @@ def refusal(orders: OperatorOrders, name: bytes, body: bytes, key: bytes, unix_m
     if name in live:
         if key in live[name].signers:
             return f"{short(key)} has signed order {shown(name)} already: another operator has to sign it"
+    elif order.expires_unix_ms < unix_ms + WAITS_MS_MIN:
+        return (
+            "the order waits for less than an hour; if it is for more, the clock of the machine that made it is wrong"
+        )
     elif sum(it.signers[0] == key for it in live.values()) >= WAITING_OF_ONE_MAX:
         return (
             f"{WAITING_OF_ONE_MAX} orders that {short(key)} gave wait for signatures: others have to sign these first"

@@ -60,6 +60,7 @@ from tests.unit.coordinator.test_service import begin, one_step
 
 ADA, BOB, CID, EVE = (Identity.from_seed(bytes([200 + n]) * 32) for n in range(4))
 NOW = 1_700_000_000_000
+HOUR = operator_orders.WAITS_MS_MIN
 KEYS = OperatorsConfig(keys=[ADA.peer_id, BOB.peer_id, CID.peer_id], needed=2)
 
 
@@ -67,7 +68,7 @@ def guarded(**clock: object) -> RunConfig:
     return config(**clock).model_copy(update={"operators": KEYS})
 
 
-def order(nonce: int = 0, *, after_ms: int = 1000, **says: Any) -> bytes:
+def order(nonce: int = 0, *, after_ms: int = HOUR, **says: Any) -> bytes:
     return order_body(OperatorOrder(bytes([nonce]) * 16, NOW + after_ms, **(says or {"finishes": True})))
 
 
@@ -137,10 +138,11 @@ def test_each_signature_that_does_not_count_says_why() -> None:
     assert "has signed order" in why(sign(harness, ADA, body))
     changed = order(excludes=key(0), reason="spam")
     assert "cannot change after its first signature" in why(sign(harness, BOB, changed))
-    late = NOW + 1000
+    late = NOW + HOUR
     assert "has expired" in why(sign(harness, BOB, body, late))
     far = order(7, after_ms=limits.ORDER_MS_MAX + operator_orders.CLOCK_MS_MAX + 1)
     assert "more than 7 days" in why(sign(harness, BOB, far))
+    assert "less than an hour" in why(sign(harness, BOB, order(8, after_ms=HOUR - 1)))
     sign(harness, BOB, body)
     assert "obeyed before" in why(sign(harness, CID, body))
     assert "obeyed before" in why(sign(harness, ADA, body)), "replayed"
@@ -157,8 +159,8 @@ def test_a_stolen_key_fills_its_own_places_alone_and_they_become_free() -> None:
     fresh = running()
     for nonce in range(operator_orders.WAITING_OF_ONE_MAX):
         sign(fresh, CID, order(nonce))
-    later = order(11, after_ms=5000)
-    assert isinstance(sign(fresh, CID, later, NOW + 1000)[0], Append), "expired ones are forgotten"
+    later = order(11, after_ms=2 * HOUR)
+    assert isinstance(sign(fresh, CID, later, NOW + HOUR)[0], Append), "expired ones are forgotten"
     assert len(fresh.run.orders.waiting) == 1
 
 
@@ -329,7 +331,7 @@ def envelope(here: Served, by: Identity, body: bytes) -> envelope_pb2.SignedEnve
 
 
 def live(nonce: int = 0, **says: Any) -> bytes:
-    return order_body(OperatorOrder(bytes([nonce]) * 16, clocks.unix_ms() + 60_000, **(says or {"finishes": True})))
+    return order_body(OperatorOrder(bytes([nonce]) * 16, clocks.unix_ms() + 2 * HOUR, **(says or {"finishes": True})))
 
 
 async def refused(stub: Any, sent: envelope_pb2.SignedEnvelope) -> str:
