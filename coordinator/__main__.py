@@ -23,6 +23,7 @@ from coordinator.commands import (
     forks,
     health,
     invites,
+    orders_app,
     peers,
     run_life,
     showing,
@@ -66,6 +67,7 @@ app.command("restore", epilog=EXIT_CODES)(backups.restore)
 app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(anchors.app, name="anchor")
+app.add_typer(orders_app.app, name="order")
 app.add_typer(withdrawal.app, name="snapshot")
 app.add_typer(web_commands.app, name="web")
 

@@ -45,7 +45,8 @@ class PeerSettings(LiveSettings, BaseSettings):
     """Folder of the peer: its identity, snapshots and momentum."""
 
     device: str = "auto"
-    """What computes: auto (the first of cuda, mps, cpu), or a torch device such as cuda:1."""
+    """What computes: auto (the first of cuda, mps, cpu), or a torch device such as cuda:1. `join` starts a peer for
+    each of several: cuda:0,cuda:1."""
 
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Number format of the forward pass. Master weights are fp32 with every choice."""

@@ -49,6 +49,7 @@ CHANGEABLE: Final = RATE_KEYS | {
     "trust.exclude_at",
 }
 _WHY_NOT: Final = (
+    ("operators", "the run's definition names whose orders it obeys, so that nobody takes over"),
     ("admission.allowed", "the list is a part of the run's definition; set admission.mode=invite, and make tickets"),
     ("trust.", "peers check each other by it since they started"),
     ("clock.strict", "votes of a strict run follow from its seed"),

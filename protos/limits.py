@@ -23,7 +23,7 @@ ENTRY_CONTRIBUTIONS_MAX = 2048
 ROSTER_PEERS_MAX = 2048
 AGGREGATORS_MAX = 4  # of one step
 POOL_RANGES_MAX = 4096
-ENTRY_BYTES_MAX = 352 * 1024  # of each part as many as may be, and 4 exclusions with all their evidence: 314 KB
+ENTRY_BYTES_MAX = 352 * 1024  # of each part as many as may be, and 4 exclusions with all their evidence: 338 KB
 TICK_BYTES_MAX = 192 * 1024
 DECIDED_BYTES_MAX = ENTRY_BYTES_MAX + TICK_BYTES_MAX + 1024  # an entry and a tick in their envelopes
 CONFIG_JSON_BYTES_MAX = 256 * 1024
@@ -52,7 +52,12 @@ SAMPLE_TEXT_BYTES_MAX = 1024  # of what a model wrote
 EVALUATION_BYTES_MAX = 384 + SAMPLE_TEXT_BYTES_MAX  # an envelope of some 160 bytes, a hash, and some 40 more
 SETTING_BYTES_MAX = 64  # of the key, and of the value, of a setting that the operator changed
 SETTING_LIST_BYTES_MAX = 512  # of a value that is a list: each later entry of the log repeats it
-END_BYTES_MAX = 512  # of the signed end of a run: a hash, the operator's words, and some 20 more
+OPERATORS_MAX = 8  # keys of one run
+ORDER_BYTES_MAX = 2048  # of what operators sign: settings, or a key and the operator's words
+ORDERS_MAX = 8  # in one entry
+ORDER_MS_MAX = 7 * 24 * 3600 * 1000  # an order waits at most so long for its signatures
+SIGNED_ORDER_BYTES_MAX = ORDER_BYTES_MAX + OPERATORS_MAX * 104 + 8
+END_BYTES_MAX = 512 + SIGNED_ORDER_BYTES_MAX  # a hash, the operator's words, some 20 more, and its order
 EQUIVOCATIONS_MAX = 4  # in one report, and what a peer keeps to be reported
 
 # gRPC

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from protos import limits
+from protos.admission_config import OperatorsConfig
 from protos.assignment import Range
 from protos.changes import Settings, settings_body, settings_from_body
 from protos.envelope import Kind, open_envelope, parse, seal_bytes
 from protos.errors import Reason, Refusal
 from protos.evaluation import evaluations_from
 from protos.identity import Identity
+from protos.orders import OrderRule, SignedOrder, signed_order_body, signed_orders_from
 from protos.v1 import envelope_pb2, log_pb2
 
 _ENTRY_DOMAIN = b"swarmentum/v1/entry\0"
@@ -108,6 +110,8 @@ class Entry:
     """Held-out losses of earlier states, as their authors signed them (protos/evaluation.py)."""
     aggregate: Aggregate | None = None
     """The sum of the contributions' votes, which peers apply instead of the payloads; None: they take all payloads."""
+    orders: tuple[SignedOrder, ...] = ()
+    """The operators' orders behind this entry's exclusions and changes, in a run whose operators have keys."""
 
     @property
     def lr(self) -> float:
@@ -165,6 +169,7 @@ def entry_body(entry: Entry) -> bytes:
         settings=settings_body(entry.settings),
         evaluations=entry.evaluations,
         aggregate=None if entry.aggregate is None else log_pb2.Aggregate(**vars(entry.aggregate)),
+        orders=map(signed_order_body, entry.orders),
     ).SerializeToString(deterministic=True)
 
 
@@ -263,6 +268,7 @@ def _entry(data: bytes) -> Entry:
         settings=settings_from_body(body.settings),
         evaluations=evaluations_from(body.evaluations),
         aggregate=aggregate,
+        orders=signed_orders_from(body.orders),
     )
 
 
@@ -350,13 +356,23 @@ def in_range(good: bool, detail: str) -> None:
 
 
 class Chain:
-    """Follows a log from some point on: takes the next entry or says why not. Holds only the head."""
+    """Follows a log from some point on: takes the next entry or says why not. Holds the head. `operators`: of the run; their
+    orders are checked, too, as far as the entries from this point on tell."""
 
-    def __init__(self, run_id: bytes, coordinator: bytes, step: int = 0, head: bytes | None = None) -> None:
+    def __init__(
+        self,
+        run_id: bytes,
+        coordinator: bytes,
+        step: int = 0,
+        head: bytes | None = None,
+        operators: OperatorsConfig | None = None,
+    ) -> None:
         self.run_id = run_id
         self.coordinator = coordinator
         self.step = step
         self.head = run_id if head is None else head
+        guarded = operators if operators is not None and operators.keys else None
+        self._rule = OrderRule(run_id, guarded, None if step else ()) if guarded is not None else None
 
     def open(self, data: bytes) -> SignedEntry:
         """Verify an envelope, whatever its step; raises `Refusal`."""
@@ -368,6 +384,8 @@ class Chain:
             raise Refusal(Reason.WRONG_STEP, f"entry of step {signed.entry.step}, expected {self.step + 1}")
         if signed.entry.parent_hash != self.head:
             raise Refusal(Reason.WRONG_PARENT, f"entry {signed.entry.step} does not follow the head that is held here")
+        if self._rule is not None:
+            self._rule.check(signed.entry)
         self.step, self.head = signed.entry.step, signed.hash
 
     def extend(self, data: bytes) -> SignedEntry:

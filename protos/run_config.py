@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from protos.admission_config import AdmissionConfig, OperatorsConfig
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
 from protos.limits import (
@@ -195,24 +196,6 @@ class ClockConfig(Section):
         return self
 
 
-class AdmissionConfig(Section):
-    """The peers that may take part."""
-
-    mode: Literal["open", "allow_list", "invite"] = "open"
-    """`open`: whoever holds the invite; `allow_list`: only the peer ids below; `invite`: only with a ticket, which
-    `swarmentum-coordinator invite create` makes (docs/operating.md)."""
-
-    allowed: list[str] = Field(default_factory=list, max_length=ENTRY_CONTRIBUTIONS_MAX)
-    """Peer ids (12D3Koo...)."""
-
-    @field_validator("allowed")
-    @classmethod
-    def _peer_ids(cls, allowed: list[str]) -> list[str]:
-        for peer in allowed:
-            public_key_of(peer)  # an OperatorError is a ValueError: it becomes an error of this key
-        return allowed
-
-
 TRUSTED_PEERS_MIN = 3
 """The least number of peers in the first step of a run with checks: two have to check the third."""
 ANCHORS_MAX = 16
@@ -296,6 +279,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     clock: ClockConfig = ClockConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    operators: OperatorsConfig = OperatorsConfig()
     trust: TrustConfig = TrustConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     snapshots: SnapshotsConfig = SnapshotsConfig()
@@ -372,8 +356,11 @@ class RunConfig(Section):
             raise Refusal(Reason.OUT_OF_RANGE, f"configuration: {mistake}")
 
     def canonical_json(self) -> str:
-        """One spelling for one configuration: sorted keys, no spaces."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        """One spelling for one configuration: sorted keys, no spaces. Earlier versions read a run without operators' keys."""
+        values = self.model_dump(mode="json")
+        if self.operators == OperatorsConfig():
+            del values["operators"]
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 SETTINGS_NAMED_MAX = 5

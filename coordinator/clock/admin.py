@@ -6,7 +6,7 @@ operator's signature. ADR 21.
 
 from __future__ import annotations
 
-from coordinator.clock import admission, agreement, joins, memory
+from coordinator.clock import admission, agreement, joins, memory, operator_orders
 from coordinator.clock.effects import Append, Effect, EndStream, Refuse
 from coordinator.clock.events import (
     Disconnected,
@@ -61,7 +61,7 @@ def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
 def _exclusion_asked(run: Run, event: ExclusionAsked) -> Outcome:
     """The peer is out at once. Its stream ends, and when the peer joins again it gets the reason."""
     may, reason = admission.may_exclude(run, event.public_key)
-    if not may:
+    if not may or (reason := operator_orders.alone(run.config.operators, "the exclusion of a peer")):
         return run, [Refuse(b"", reason)]
     record = PeerExcluded(event.public_key, event.reason)
     return memory.remember(run, record, 0), [Append(record), EndStream(event.public_key)]

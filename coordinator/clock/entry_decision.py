@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from coordinator.clock import electorate, holder_counts, memory, quorum, rules, trust
+from coordinator.clock import electorate, holder_counts, memory, operator_orders, quorum, rules, trust
 from coordinator.clock.effects import Append, Effect, NoticeKind, SendEntry, SendNotice
 from coordinator.clock.events import Claim
 from coordinator.clock.records import EntryCommitted, Judged, OwnerNamed
@@ -128,6 +128,7 @@ def _entry(run: Run, current: OpenStep, counted: Votes, trials: Votes) -> Entry:
     tick, used = current.tick, {c.public_key for c in counted}
     ranges = assign(tick.pool, tick.roster)
     unused = [part for key, parts in ranges.items() if key not in used for part in parts]
+    exclusions = trust.exclusions(run.standings)
     return Entry(
         step=tick.step,
         parent_hash=tick.parent_hash,
@@ -137,10 +138,11 @@ def _entry(run: Run, current: OpenStep, counted: Votes, trials: Votes) -> Entry:
         returned_samples=rules.bounded(merge([*run.returned_samples, *unused]), POOL_RANGES_MAX - 1),
         next_sample=run.next_sample,
         trials=trials,
-        exclusions=trust.exclusions(run.standings),
+        exclusions=exclusions,
         readmitted=trust.readmissions(run.standings),
         settings=run.settings_at(tick.step),
         evaluations=run.unlogged[:EVALUATIONS_MAX],
+        orders=operator_orders.for_entry(run.orders, exclusions, tick.step),
     )
 
 

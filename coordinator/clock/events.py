@@ -213,7 +213,17 @@ Steered = PauseAsked | ResumeAsked | FinishAsked | ArchiveAsked | DecayAsked | C
 """The requests of the operator about the life of the run."""
 
 
-Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked | Steered
+@dataclass(frozen=True)
+class OrderAsked:
+    """An operator of the run signed an order. The signature is verified. `unix_ms`: the wall clock's time."""
+
+    body: bytes
+    public_key: bytes
+    signature: bytes
+    unix_ms: int
+
+
+Asked = OrderAsked | TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked | Steered
 """The requests of the operator."""
 
 

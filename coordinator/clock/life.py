@@ -8,28 +8,40 @@ ADR 44.
 
 from __future__ import annotations
 
-from coordinator.clock import memory, regained, rules, setting_changes
-from coordinator.clock.effects import Arm, EndStream, NoticeKind, Refuse, SendNotice
+from coordinator.clock import admission, memory, operator_orders, regained, rules, setting_changes
+from coordinator.clock.effects import Arm, Effect, EndStream, NoticeKind, Refuse, SendNotice
 from coordinator.clock.events import (
     ArchiveAsked,
     ChangeAsked,
     DecayAsked,
+    ExclusionAsked,
     FinishAsked,
+    OrderAsked,
     PauseAsked,
     ResumeAsked,
     Steered,
 )
-from coordinator.clock.records import DecayStarted, RunArchived, RunEnded, RunPaused, RunResumed, SettingsChanged
+from coordinator.clock.records import (
+    DecayStarted,
+    OrderSigned,
+    RunArchived,
+    RunEnded,
+    RunPaused,
+    RunResumed,
+    SettingsChanged,
+)
 from coordinator.clock.state import Outcome, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.end import End
+from protos.orders import OperatorOrder, order_from_body, order_id
 
 GOES_ON = "the operator lets the run go on"
+FINISHED = "the run is finished: it opens no step any more"
 
 
 def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
     """One request of the operator: done, or refused with a reason."""
-    refusal = _refusal(run, event)
+    refusal = _refusal(run, event) or _alone(run, event)
     if refusal:
         return run, [Refuse(b"", refusal)]
     match event:
@@ -45,10 +57,7 @@ def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
             return memory.written(run, DecayStarted(setting_changes.decided_next(run), event.steps))
         case ChangeAsked():
             run, effects = memory.written(run, SettingsChanged(setting_changes.decided_next(run), event.settings))
-            return run, [
-                *effects,
-                SendNotice(NoticeKind.WAITING, f"{words(run)}; {setting_changes.said(run.changes[-1])}"),
-            ]
+            return run, [*effects, *_told(run, event)]
         case ArchiveAsked():
             here = [key for key, peer in sorted(run.peers.items()) if peer.is_here]
             run, effects = memory.written(run, RunArchived(event.archived))
@@ -59,7 +68,60 @@ def ended(run: Run, reason: str, now_ms: int) -> Outcome:
     """The run ends at its newest entry."""
     end = End(run.head_step, run.head_hash, reason)
     run, effects = memory.written(run, RunEnded(end), now_ms)
-    return run, [*effects, SendNotice(NoticeKind.WAITING, str(end)), Arm(run.finish_by_ms)]
+    return run, [*effects, *_told(run, FinishAsked(reason))]
+
+
+def ordered(run: Run, event: OrderAsked, now_ms: int) -> Outcome:
+    """One more signature of an order of the operators. The last one that it needs is refused while the run's state does not
+    allow what the order says: it can be given again later."""
+    name, orders = order_id(run.run_id, event.body), run.orders
+    refusal = operator_orders.refusal(orders, name, event.body, event.public_key, event.unix_ms)
+    last, wish = operator_orders.completes(orders, run.config.operators, name), _wish(order_from_body(event.body))
+    if last:
+        refusal = refusal or operator_orders.no_room(orders, event.body, event.unix_ms) or _refusal(run, wish)
+    elif run.phase is Phase.FINISHED:
+        refusal = FINISHED
+    if refusal:
+        return run, [Refuse(b"", refusal)]
+    record = OrderSigned(event.body, event.public_key, event.signature, event.unix_ms)
+    run, effects = memory.written(run, record, now_ms)
+    return run, [*effects, *(_told(run, wish) if last else [])]
+
+
+_Wish = ExclusionAsked | FinishAsked | ChangeAsked
+
+
+def _wish(order: OperatorOrder) -> _Wish:
+    """What an order asks for, as the coordinator's own key asks where the operators have none."""
+    if order.excludes:
+        return ExclusionAsked(order.excludes, order.reason)
+    return FinishAsked(order.reason) if order.finishes else ChangeAsked(order.settings)
+
+
+def _told(run: Run, wish: _Wish) -> list[Effect]:
+    """What peers hear of it, once it is in the journal."""
+    match wish:
+        case ExclusionAsked():
+            return [EndStream(wish.public_key)]
+        case FinishAsked():
+            return [SendNotice(NoticeKind.WAITING, str(run.ended)), Arm(run.finish_by_ms)]
+        case ChangeAsked():
+            return [SendNotice(NoticeKind.WAITING, f"{words(run)}; {setting_changes.said(run.changes[-1])}")]
+
+
+def _alone(run: Run, event: Steered) -> str:
+    """Why the coordinator's own key may not ask for this; empty if it may."""
+    match event:
+        case FinishAsked():
+            return operator_orders.alone(run.config.operators, "the end of the run")
+        case ChangeAsked():
+            return operator_orders.alone(run.config.operators, "a change of its settings")
+        case DecayAsked() if run.config.operators.keys:
+            return (
+                "a decay ends the run, and the end of this run needs an order of its operators: they can change "
+                "clock.steps, optimizer.schedule and optimizer.decay_steps with `run change`"
+            )
+    return ""
 
 
 def _overdue(run: Run, now_ms: int) -> Run:
@@ -70,13 +132,16 @@ def _overdue(run: Run, now_ms: int) -> Run:
     return replace(run, step=replace(current, deadline_at_ms=now_ms))
 
 
-def _refusal(run: Run, event: Steered) -> str:
+def _refusal(run: Run, event: Steered | ExclusionAsked) -> str:
     """Why a request is not allowed; empty if it is."""
     if isinstance(event, ArchiveAsked):
         return _no_archive(run, event)
     if run.phase is Phase.FINISHED:
-        return "the run is finished: it opens no step any more"
+        return FINISHED
     match event:
+        case ExclusionAsked():
+            may, reason = admission.may_exclude(run, event.public_key)
+            return "" if may else reason
         case PauseAsked():
             return f"the run is paused already: {words(run)}" if run.is_paused else ""
         case ResumeAsked():

@@ -25,6 +25,7 @@ from coordinator.clock.events import (
     ExclusionAsked,
     FinishAsked,
     JoinAsked,
+    OrderAsked,
     PauseAsked,
     ReadmissionAsked,
     Reported,
@@ -107,6 +108,8 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             run, effects = admin.asked(run, event)
         case PauseAsked() | ResumeAsked() | FinishAsked() | ArchiveAsked() | DecayAsked() | ChangeAsked():
             run, effects = life.asked(run, event, now_ms)
+        case OrderAsked():
+            run, effects = life.ordered(run, event, now_ms)
     if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
         return run, effects
     run, more = steps.progress(run, now_ms)

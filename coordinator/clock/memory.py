@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.clock import electorate, holder_counts, rules, setting_changes, transitions, trust
+from coordinator.clock import electorate, holder_counts, operator_orders, rules, setting_changes, transitions, trust
 from coordinator.clock.effects import Append
 from coordinator.clock.records import (
     DecayStarted,
@@ -17,6 +17,7 @@ from coordinator.clock.records import (
     Evaluated,
     Judged,
     LayoutFixed,
+    OrderSigned,
     OwnerNamed,
     PeerExcluded,
     PeerLeft,
@@ -53,9 +54,11 @@ from coordinator.clock.value_copy import replace
 from protos import figures
 from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
+from protos.end import End
 from protos.evaluation import reopen_evaluation
 from protos.limits import POOL_RANGES_MAX
 from protos.log import Entry
+from protos.orders import SignedOrder, order_id
 from protos.tick import Tick
 
 
@@ -99,7 +102,9 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             return _remember_ticket(run, record)
         case Equivocated() | PeerExcluded() | PeerReadmitted():
             return _remember_standing(run, record)
-        case RunPaused() | RunResumed() | RunEnded() | RunArchived() | DecayStarted() | SettingsChanged():
+        case (
+            RunPaused() | RunResumed() | RunEnded() | RunArchived() | DecayStarted() | SettingsChanged() | OrderSigned()
+        ):
             return _remember_life(run, record, now_ms)
         case OwnerNamed():
             before, named = run.peers.get(record.public_key, Peer(record.public_key)), record.owner
@@ -107,8 +112,32 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             return transitions.with_peer(run, peer)
 
 
+def _remember_signature(run: Run, record: OrderSigned, now_ms: int) -> Run:
+    """One record has the last signature of an order and what follows from it, so a crash cannot part them."""
+    name = order_id(run.run_id, record.body)
+    orders = operator_orders.with_signature(run.orders, name, record)
+    signed = orders.waiting[name]
+    if len(signed.signatures) < run.config.operators.needed:
+        return replace(run, orders=orders)
+    after = setting_changes.decided_next(run)
+    return remember(
+        replace(run, orders=operator_orders.as_obeyed(orders, name, after)), _obeyed(run, signed, after), now_ms
+    )
+
+
+def _obeyed(run: Run, signed: SignedOrder, after_step: int) -> PeerExcluded | RunEnded | SettingsChanged:
+    order = signed.order
+    if order.excludes:
+        return PeerExcluded(order.excludes, order.reason)
+    if order.finishes:
+        return RunEnded(End(run.head_step, run.head_hash, order.reason, signed))
+    return SettingsChanged(after_step, order.settings)
+
+
 def _remember_life(
-    run: Run, record: RunPaused | RunResumed | RunEnded | RunArchived | DecayStarted | SettingsChanged, now_ms: int
+    run: Run,
+    record: RunPaused | RunResumed | RunEnded | RunArchived | DecayStarted | SettingsChanged | OrderSigned,
+    now_ms: int,
 ) -> Run:
     match record:
         case RunPaused():
@@ -123,6 +152,8 @@ def _remember_life(
             return replace(run, decay=record)
         case SettingsChanged():
             return setting_changes.applied(run, (*run.changes, record))
+        case OrderSigned():
+            return _remember_signature(run, record, now_ms)
 
 
 def _evaluated(run: Run, step: int, author: bytes, envelope: bytes) -> Run:
@@ -162,7 +193,8 @@ def _remember_standing(run: Run, record: Equivocated | PeerExcluded | PeerReadmi
             standings = trust.removed(run.standings, record.public_key, record.reason)
             return _without(replace(run, standings=standings), record.public_key)
         case PeerReadmitted():
-            return replace(run, standings=trust.readmitted(run.standings, record.public_key))
+            orders = operator_orders.readmitted(run.orders, record.public_key)
+            return replace(run, standings=trust.readmitted(run.standings, record.public_key), orders=orders)
 
 
 def _remember_revocation(run: Run, record: TicketRevoked) -> Run:
@@ -228,6 +260,9 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
     if entry.evaluations:
         run = _remember_evaluations(run, entry)
+    if entry.orders or entry.exclusions:
+        done = {order_id(run.run_id, signed.body): signed for signed in entry.orders}
+        run = replace(run, orders=operator_orders.logged(run.orders, done, entry.exclusions))
     run = replace(setting_changes.adopted(run, entry), roster=_roster_of(run, entry))
     peers = dict(run.peers)
     for c in entry.contributions:

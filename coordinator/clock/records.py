@@ -192,6 +192,17 @@ class OwnerNamed:
     owner: Owner
 
 
+@dataclass(frozen=True)
+class OrderSigned:
+    """An operator signed an order, at this time of the wall clock. With the last signature that it needs it is obeyed: this is
+    then the record of the exclusion, the change or the end, too."""
+
+    body: bytes
+    public_key: bytes
+    signature: bytes
+    unix_ms: int
+
+
 Record = (
     LayoutFixed
     | TickOpened
@@ -214,4 +225,5 @@ Record = (
     | OwnerNamed
     | SettingsChanged
     | Evaluated
+    | OrderSigned
 )

@@ -10,6 +10,7 @@ from operator import or_
 
 from coordinator.clock.effects import Effect
 from coordinator.clock.events import Claim
+from coordinator.clock.operator_orders import OperatorOrders
 from coordinator.clock.records import DecayStarted, SettingsChanged, SnapshotFact, Withdrawn
 from coordinator.clock.trust import Standing, StepChecks
 from coordinator.clock.typical import RecentChecks
@@ -272,6 +273,7 @@ class Run:
     decay: DecayStarted | None = None  # of the learning rate, as the operator started it
     archived: bool = False
     changes: tuple[SettingsChanged, ...] = ()  # of settings, oldest first
+    orders: OperatorOrders = field(default_factory=OperatorOrders)
     evaluations: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)
     """Signed evaluations of the last evaluated states, by step and author."""
     unlogged: tuple[bytes, ...] = ()  # evaluations that no entry has yet

@@ -22,6 +22,7 @@ from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED, looked_at
 from protos.equivocation import Offence
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX, EVIDENCE_MAX, EXCLUSIONS_MAX, READMITTED_MAX
 from protos.log import Entry, Equivocation, Exclusion, Verdict
+from protos.orders import EXCLUDED
 from protos.run_config import TrustConfig
 
 STANDINGS_KEPT = 8 * ENTRY_CONTRIBUTIONS_MAX
@@ -306,8 +307,7 @@ def convicted(standings: Mapping[bytes, Standing], offence: Offence) -> dict[byt
 def removed(standings: Mapping[bytes, Standing], public_key: bytes, reason: str) -> dict[bytes, Standing]:
     """The standings after the operator excluded a peer. No evidence: it is the operator's run."""
     says = standings.get(public_key, Standing()).log_excludes
-    text = f"excluded by the operator of this run: {reason}"
-    out = Standing(excluded=text, by_operator=True, log_excludes=says)
+    out = Standing(excluded=f"{EXCLUDED}{reason}", by_operator=True, log_excludes=says)
     return bounded({**standings, public_key: out}, keep={public_key})
 
 

@@ -36,7 +36,7 @@ class Operator:
 
     def __init__(self, home: Path) -> None:
         self.serving = Serving.read(home)
-        self._identity = Identity.load_or_create(home / "identity.key")
+        self.identity = Identity.load_or_create(home / "identity.key")
         self._certificate = load_or_create(home)
 
     def create_run(
@@ -53,21 +53,21 @@ class Operator:
             parameters=parameters,
             start=None if start is None else start_body(start),
         )
-        request = pb.CreateRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        request = pb.CreateRunRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
         genesis: log_pb2.Genesis = self._call("CreateRun", request).genesis
         return self.invite(genesis)
 
     def states(self, genesis: log_pb2.Genesis) -> pb.ListStatesResponse:
         """Every state of a run that a fork can begin at."""
         body = pb.ListStatesBody(run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES))
-        request = pb.ListStatesRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        request = pb.ListStatesRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
         answer: pb.ListStatesResponse = self._call("ListStates", request)
         return answer
 
     def list_runs(self, *, unfinished: bool = False, archived: bool = False) -> list[pb.GetRunResponse]:
         """Every run with its state. `unfinished`: those that have steps left. `archived`: the archived ones, too."""
         body = pb.ListRunsBody(nonce=secrets.token_bytes(NONCE_BYTES), archived=archived)
-        request = pb.ListRunsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        request = pb.ListRunsRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
         runs = list(self._call("ListRuns", request).runs)
         return [run for run in runs if run.phase != pb.Phase.PHASE_FINISHED] if unfinished else runs
 
@@ -79,7 +79,7 @@ class Operator:
         """Agreed snapshots of `step` and later steps, and the digests since, do not count any more."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         body = pb.WithdrawSnapshotBody(run_id=run_id_of(genesis), nonce=nonce, step=step)
-        envelope = seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)
+        envelope = seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)
         self._call("WithdrawSnapshot", pb.WithdrawSnapshotRequest(envelope=envelope))
 
     def create_ticket(
@@ -94,14 +94,14 @@ class Operator:
             label=label,
             anchor=anchor,
         )
-        request = pb.CreateTicketRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        request = pb.CreateTicketRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
         ticket: ticket_pb2.Ticket = self._call("CreateTicket", request).ticket
         return ticket
 
     def tickets(self, genesis: log_pb2.Genesis) -> list[pb.TicketStatus]:
         """Every ticket of a run, oldest first."""
         body = pb.ListTicketsBody(run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES))
-        request = pb.ListTicketsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        request = pb.ListTicketsRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
         return list(self._call("ListTickets", request).tickets)
 
     def revoke_ticket(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket, *, with_peers: bool) -> None:
@@ -112,27 +112,27 @@ class Operator:
             ticket_id=ticket.ticket_id,
             with_peers=with_peers,
         )
-        self._call("RevokeTicket", pb.RevokeTicketRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        self._call("RevokeTicket", pb.RevokeTicketRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
     def exclude_peer(self, genesis: log_pb2.Genesis, public_key: bytes, reason: str) -> None:
         """The peer takes part no more, and is told why."""
         body = pb.ExcludePeerBody(
             run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES), public_key=public_key, reason=reason
         )
-        self._call("ExcludePeer", pb.ExcludePeerRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        self._call("ExcludePeer", pb.ExcludePeerRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
     def readmit_peer(self, genesis: log_pb2.Genesis, public_key: bytes) -> None:
         """The peer may join again."""
         body = pb.ReadmitPeerBody(
             run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES), public_key=public_key
         )
-        self._call("ReadmitPeer", pb.ReadmitPeerRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        self._call("ReadmitPeer", pb.ReadmitPeerRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
     def steer(self, genesis: log_pb2.Genesis, change: pb.RunChange, reason: str = "", steps: int = 0) -> None:
         """One change in the life of a run."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         body = pb.SteerRunBody(run_id=run_id_of(genesis), nonce=nonce, change=change, reason=reason, steps=steps)
-        self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
     def change(self, genesis: log_pb2.Genesis, settings: Settings) -> None:
         """Other values of settings of a paused run."""
@@ -142,7 +142,7 @@ class Operator:
             change=pb.RunChange.RUN_CHANGE_SETTINGS,
             settings=settings_body(settings),
         )
-        self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
     def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:
         """The one ticket whose id starts with `name` or whose label it is; OperatorError otherwise."""
@@ -158,7 +158,7 @@ class Operator:
     def invite(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket | None = None) -> Invite:
         """The invite of a run, with a ticket or without."""
         run_id = run_id_of(genesis)
-        signed = seal_ticket(self._identity, run_id, ticket_from_body(ticket)) if ticket is not None else b""
+        signed = seal_ticket(self.identity, run_id, ticket_from_body(ticket)) if ticket is not None else b""
         return self.serving.invite(genesis, signed)
 
     def find(self, run: str) -> pb.GetRunResponse:
@@ -178,7 +178,7 @@ class Operator:
         """The file that `swarmentum runs` reads, with these runs, each signed with the coordinator's key."""
         found = [self.find(run) for run in runs]
         now_ms = int(time.time() * 1000)
-        return list_text(sealed_run(self._identity, self.invite(run.genesis), run, now_ms) for run in found)
+        return list_text(sealed_run(self.identity, self.invite(run.genesis), run, now_ms) for run in found)
 
     def _call(self, name: str, request: Any) -> Any:
         """Ask this home's coordinator; if it stands by, the others that share its database, with the same keys."""

@@ -28,6 +28,10 @@ AllowCode = Annotated[
         help="Call the Python code that the file names (`model.factory`) to know the layout. Use it only for code you trust.",
     ),
 ]
+Key = Annotated[
+    Path | None,
+    typer.Option(help="In a run with operators' keys: the file of yours (default: the coordinator's own key)."),
+]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, or the start of its id.")]
 
 

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import grpc
-
+from coordinator.commands.invite_calls import call, facts_of
 from coordinator.commands.operator import Operator
+from protos.admission_config import OperatorsConfig
 from protos.changes import in_force
-from protos.errors import NetworkError, OperatorError, RefusedError
-from protos.grpc_errors import error_of
+from protos.errors import OperatorError, RefusedError
 from protos.invite import Invite
 from protos.limits import HASH_BYTES
 from protos.log import open_entry, run_id_of
 from protos.pasted import is_link
-from protos.pinned import fetch_certificate, pinned_channel, way_of
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body
 from protos.v1 import coordinator_pb2 as pb
-from protos.v1 import coordinator_pb2_grpc as rpc
-
-CALL_SECONDS_MAX = 15.0
 
 
 @dataclass(frozen=True)
@@ -84,10 +78,8 @@ def _snapshots(facts: pb.GetRunResponse) -> list[pb.SnapshotRef]:
 
 def _of_invite(invite: Invite) -> Parent:
     """The run of another coordinator, as far as it tells everybody: its newest agreed snapshots."""
-    facts: pb.GetRunResponse = _ask(invite, "GetRun", pb.GetRunRequest(run_id=invite.run_id))
+    facts = facts_of(invite)
     genesis = facts.genesis
-    if run_id_of(genesis) != invite.run_id or genesis.coordinator_public_key != invite.coordinator_public_key:
-        raise RefusedError("the coordinator's run is not the one that the invite names; ask for a new invite")
     if len(genesis.layout_digest) != HASH_BYTES:
         raise OperatorError(
             f"run {invite.run_id.hex()[:16]} cannot be forked with its link: its genesis states no parameter layout. "
@@ -96,7 +88,7 @@ def _of_invite(invite: Invite) -> Parent:
     states = [_state(invite, ref) for ref in reversed(_snapshots(facts)) if ref.step]
     return Parent(
         invite.run_id,
-        _without_its_anchors(config_from_json(genesis.config_json)),
+        _without_its_authorities(config_from_json(genesis.config_json)),
         genesis.layout_digest,
         genesis.parameters,
         tuple(states),
@@ -105,8 +97,9 @@ def _of_invite(invite: Invite) -> Parent:
     )
 
 
-def _without_its_anchors(config: RunConfig) -> RunConfig:
-    """Anchors that another operator named have no authority over a fork: it has anchors of its own."""
+def _without_its_authorities(config: RunConfig) -> RunConfig:
+    """Anchors and operators that another operator named have no authority over a fork: it has anchors of its own."""
+    config = config.model_copy(update={"operators": OperatorsConfig()})
     if not config.trust.anchors:
         return config
     return config.model_copy(update={"trust": config.trust.model_copy(update={"anchors": [], "anchored": True})})
@@ -115,7 +108,7 @@ def _without_its_anchors(config: RunConfig) -> RunConfig:
 def _state(invite: Invite, ref: pb.SnapshotRef) -> StartingState:
     """An agreed snapshot with what the signed log says of its step. Raises RefusedError if the log lacks that step."""
     request = pb.ListEntriesRequest(run_id=invite.run_id, from_step=ref.step)
-    answer: pb.ListEntriesResponse = _ask(invite, "ListEntries", request)
+    answer: pb.ListEntriesResponse = call(invite, "ListEntries", request)
     data: Sequence[bytes] = [entry.SerializeToString(deterministic=True) for entry in answer.entries[:2]]
     entries = [open_entry(each, run_id=invite.run_id, coordinator=invite.coordinator_public_key) for each in data]
     if [signed.entry.step for signed in entries] not in ([ref.step], [ref.step, ref.step + 1]):
@@ -131,22 +124,3 @@ def _state(invite: Invite, ref: pb.SnapshotRef) -> StartingState:
         entries[0].entry.next_sample,
     )
     return start_from_body(start_body(state))  # the same door as for any other
-
-
-def _ask(invite: Invite, name: str, request: Any) -> Any:
-    """A public call to the first of the invite's coordinators that answers it. NetworkError, RefusedError."""
-    problems: list[str] = []
-    for address in invite.coordinators:
-        try:
-            proxy = way_of(address)
-            pem = fetch_certificate(address, invite.certificate_sha256, proxy=proxy)
-            with pinned_channel(address, pem, proxy=proxy) as channel:
-                return getattr(rpc.CoordinatorServiceStub(channel), name)(request, timeout=CALL_SECONDS_MAX)
-        except grpc.RpcError as error:
-            found = error_of(error)
-            if isinstance(found, RefusedError):
-                raise found from error
-            problems.append(str(found))
-        except NetworkError as error:
-            problems.append(str(error))
-    raise NetworkError("; ".join(problems))

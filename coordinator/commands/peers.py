@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
+from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, settings
+from coordinator.commands.orders_app import show_order
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of
 from protos.json_line import print_json
@@ -56,15 +57,22 @@ def exclude(
     run: RunName,
     peer: PeerName,
     reason: Annotated[str, typer.Option(help="Why: the peer and all who read the log see it.")],
+    key: Key = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Let a peer take part no more, from the open step on. A strict run no longer waits for it.
 
-    By its whole peer id also one that never came.
+    By its whole peer id also one that never came. In a run with operators' keys this is an order, which others of them have to
+    sign, too: `order sign`.
     """
     from coordinator.commands.operator import Operator
+    from coordinator.commands.signing import operators
 
+    if (ordering := operators(run, home, key)) is not None:
+        excludes = peer_named(ordering.facts, peer)
+        show_order(ordering.give(excludes=excludes, reason=reason), as_json=as_json)
+        return
     operator = Operator(settings(home=home).home)
     found = operator.find(run)
     public_key = peer_named(found, peer)

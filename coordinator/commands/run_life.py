@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.commands.options import Home, Json, RunName, settings
+from coordinator.commands.options import Home, Json, Key, RunName, settings
+from coordinator.commands.orders_app import show_order
 from protos.changes import changed_values, settings_of
 from protos.errors import OperatorError, Refusal
 from protos.json_line import print_json
@@ -50,13 +51,18 @@ def resume(run: RunName, home: Home = None, as_json: Json = False) -> None:
     _say(f"{_shown(found)} goes on.")
 
 
-def finish(run: RunName, reason: Reason = "", home: Home = None, as_json: Json = False) -> None:
+def finish(run: RunName, reason: Reason = "", key: Key = None, home: Home = None, as_json: Json = False) -> None:
     """End a run at its newest step, for good. Peers store the last state, and end as after the last planned step.
 
     The coordinator signs the end, and no entry after it. A step that is open is given up. `run fork` can go on from there.
+    In a run with operators' keys this is an order, which others of them have to sign, too: `order sign`.
     """
     from coordinator.commands.operator import Operator
+    from coordinator.commands.signing import operators
 
+    if (ordering := operators(run, home, key)) is not None:
+        show_order(ordering.give(finishes=True, reason=reason), as_json=as_json)
+        return
     operator = Operator(settings(home=home).home)
     genesis = operator.find(run).genesis
     operator.steer(genesis, pb.RunChange.RUN_CHANGE_FINISH, reason)
@@ -95,21 +101,26 @@ def change(
         list[str],
         typer.Argument(metavar="KEY=VALUE...", help="Settings with their new values, for example clock.steps=2000."),
     ],
+    key: Key = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Change settings of a paused run, from its next step on: its length, its learning rate, its batch, its limits.
 
     Each later entry of the signed log names the values. Only a paused run changes. A setting that the state depends on needs
-    `run fork`.
+    `run fork`. In a run with operators' keys this is an order, which others of them have to sign, too: `order sign`.
     """
     from coordinator.commands.fork_changes import changes_of, flat
     from coordinator.commands.operator import Operator
+    from coordinator.commands.signing import operators
 
     try:
         wanted = settings_of(flat(changes_of(changes)))
     except Refusal as refusal:
         raise OperatorError(refusal.detail) from refusal
+    if (ordering := operators(run, home, key)) is not None:
+        show_order(ordering.give(settings=wanted), as_json=as_json)
+        return
     operator = Operator(settings(home=home).home)
     genesis = operator.find(run).genesis
     operator.change(genesis, wanted)

@@ -103,11 +103,12 @@ class Election:
         while True:
             try:
                 await asyncio.to_thread(folds.catch_up)
+                lines = await asyncio.to_thread(self._journal.lines)
                 break
             except JournalError as error:
                 self._log.warning("the journal cannot be reached; the coordinator tries again", error=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
-        self._hub.act(folds, self._journal.fenced(held.token), fenced.set)
+        self._hub.act(folds, self._journal.fenced(held.token), fenced.set, lines)
         self._looked_at = float("-inf")  # another coordinator acts now
         self._log.info("this coordinator acts", token=held.token, runs=len(self._hub.runs))
         await self._show(True)

@@ -6,8 +6,9 @@ A coordinator that stands by has no runs here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ import structlog
 
 from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from coordinator.clock.trust import Standing
-from coordinator.clock.wait_queue import waiting
+from coordinator.clock.wait_queue import Line, QueuePace, waiting
 from coordinator.serving import state_messages
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.event_loop import RunRuntime
@@ -25,7 +26,7 @@ from coordinator.serving.reading import LogPages
 from coordinator.serving.traces import StepTraces
 from coordinator.store.folded import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
-from coordinator.store.wait_queue_file import WaitQueueFile
+from coordinator.store.wait_queues import WaitQueues
 from protos.address import is_relayed
 from protos.identity import Identity
 from protos.log import run_id_of
@@ -39,6 +40,7 @@ from protos.v1 import log_pb2
 # A run of many peers changes with each report. The description takes milliseconds, and strangers may ask for it.
 DESCRIBED_PEERS_MIN = 64
 DESCRIBED_MS_MAX = 1_000
+LINES_SECONDS = 1.0
 
 _PHASES = {
     Phase.WAITING: pb.Phase.PHASE_WAITING,
@@ -74,8 +76,9 @@ class Hub:
         """The addresses of all coordinators, the acting one first; empty if there is only one."""
         self.failures = Failures(metrics)
         """What kept peers from joining."""
-        self.lines = WaitQueueFile(None, 0)
+        self.lines = WaitQueues()
         """The lines before full runs."""
+        self._writing_lines: asyncio.Task[None] | None = None
         self._genesis: dict[bytes, log_pb2.Genesis] = {}
         self._journal = self._acting = journal
         self._fenced: Callable[[], None] = lambda: None
@@ -84,15 +87,23 @@ class Hub:
         self._purging: asyncio.Task[None] | None = None
         self._described: dict[bytes, tuple[Run, pb.GetRunResponse, int]] = {}
 
-    def restore(self) -> None:
-        """Read every run back from the journal, and act. Called inside the event loop, before serving."""
+    def restore(self, lines: Mapping[bytes, bytes] | None = None) -> None:
+        """Read every run back from the journal, and act. Called inside the event loop, before serving. `lines`: those of a file
+        of an earlier version."""
         folds = FoldedRuns(self._journal)
         folds.catch_up()
-        self.act(folds, self._journal, lambda: None)
+        self.act(folds, self._journal, lambda: None, {**(lines or {}), **self._journal.lines()})
+        for run_id in (lines or {}).keys() & self.runs.keys():
+            self.lines.unwritten(run_id)
+        self._begin_writing_lines()
 
-    def act(self, folds: FoldedRuns, journal: Journal, fenced: Callable[[], None]) -> None:
-        """Continue the runs that were read, and write to `journal`. The hub calls `fenced` if the journal refuses for good."""
+    def act(
+        self, folds: FoldedRuns, journal: Journal, fenced: Callable[[], None], lines: Mapping[bytes, bytes]
+    ) -> None:
+        """Continue the runs and lines that were read, and write to `journal`. The hub calls `fenced` if the journal refuses for
+        good."""
         self._acting, self._fenced, self.stands_by = journal, fenced, None
+        self.lines = WaitQueues(monotonic_ms(), lines)
         self.metrics.acts.set(1)
         for folded in folds.runs():
             folded.held = self.held
@@ -120,6 +131,8 @@ class Hub:
         self.stands_by = reason
         self.metrics.acts.set(0)
         self._end_purging()
+        if self._writing_lines is not None:
+            self._writing_lines.cancel()
         runs, self.runs, self._genesis, self._described = list(self.runs.values()), {}, {}, {}
         for runtime in runs:
             runtime.abandon()
@@ -154,11 +167,45 @@ class Hub:
         self._described.pop(run_id, None)
         self.metrics.forget(run_id)
         self.failures.forget(run_id)
-        self.lines.keep(run_id, {}, 0)
+        self.keep_line(run_id, {}, 0)
         if runtime is not None:
             runtime.abandon()
         if self._purging is None or self._purging.done():
             self._purging = asyncio.ensure_future(self._purge(journal))
+
+    def keep_line(self, run_id: bytes, line: Line, now_ms: int) -> QueuePace | None:
+        """The line before a run is this now; returns its pace. The journal gets it later: no question waits."""
+        pace = self.lines.keep(run_id, line, now_ms)
+        self._begin_writing_lines()
+        return pace
+
+    def _begin_writing_lines(self) -> None:
+        if self.lines.is_changed and (self._writing_lines is None or self._writing_lines.done()):
+            self._writing_lines = asyncio.ensure_future(self._write_lines(self._acting, self.lines))
+
+    async def _write_lines(self, journal: Journal, lines: WaitQueues) -> None:
+        """Write until nothing is new, at most once in LINES_SECONDS, however often strangers come and go."""
+        while lines.is_changed:
+            for run_id, body in lines.pop_changed().items():
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._io, journal.keep_line, run_id, body)
+                except asyncio.CancelledError:
+                    lines.unwritten(run_id)
+                    raise
+                except JournalError as error:
+                    log = structlog.get_logger("coordinator")
+                    log.warning("the line before a full run is not kept", step=0, peer="-", why=str(error))
+            await asyncio.sleep(LINES_SECONDS)
+
+    async def _end_lines(self) -> None:
+        """Write what is new at once: this coordinator stops, and may still write."""
+        if self._writing_lines is not None:
+            self._writing_lines.cancel()
+            await asyncio.gather(self._writing_lines, return_exceptions=True)
+            self._writing_lines = None
+        for run_id, body in self.lines.pop_changed().items():
+            with suppress(JournalError):
+                await asyncio.get_running_loop().run_in_executor(self._io, self._acting.keep_line, run_id, body)
 
     async def _purge(self, journal: Journal) -> None:
         """Delete the rows of deleted runs, a few at a time, so that other runs can write. The next start goes on with it."""
@@ -186,6 +233,8 @@ class Hub:
     async def stop(self) -> None:
         """End every stream; nothing more is written after this."""
         self._end_purging()
+        if self.stands_by is None:
+            await self._end_lines()
         await asyncio.gather(*(runtime.stop() for runtime in self.runs.values()))
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from coordinator.clock.events import (
     DecayAsked,
     ExclusionAsked,
     FinishAsked,
+    OrderAsked,
     PauseAsked,
     ReadmissionAsked,
     ResumeAsked,
@@ -23,13 +24,15 @@ from coordinator.clock.events import (
     TicketAsked,
     WithdrawalAsked,
 )
+from coordinator.clock.state import Phase
 from coordinator.serving import clocks, doors
 from coordinator.serving.calls import Calls, Context, DeclinedError, answered
 from protos import limits
 from protos.changes import settings_from_body
-from protos.envelope import Kind, parse
+from protos.envelope import Kind, check, parse
 from protos.errors import Reason, Refusal
 from protos.log import FORMAT_VERSION, run_id_of
+from protos.orders import order_from_body, order_id, signed_order_body
 from protos.run_config import config_from_json
 from protos.start import StartingState, start_body, start_from_body
 from protos.ticket import ticket_body, ticket_from_body
@@ -50,6 +53,7 @@ _B = TypeVar(
     pb.WithdrawSnapshotBody,
     pb.ListStatesBody,
     pb.SteerRunBody,
+    pb.ListOrdersBody,
 )
 
 
@@ -212,14 +216,42 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
             await self._ask(body.run_id, _steered(body), archived=True)
         return pb.SteerRunResponse()
 
+    @answered
+    async def SignOrder(self, request: pb.SignOrderRequest, context: Context) -> pb.SignOrderResponse:  # noqa: N802
+        """One more signature of an order of a run's operators."""
+        self.check_acts()
+        envelope = request.envelope
+        runtime = self.runtime(envelope.run_id)
+        if envelope.public_key not in runtime.run.config.operators.public_keys:
+            raise Refusal(Reason.UNKNOWN_SIGNER, "this key is none of the keys in `operators` of the run's definition")
+        opened = check(envelope, kind=Kind.KIND_ORDER, run_id=envelope.run_id)
+        order, name = order_from_body(opened.body), order_id(opened.run_id, opened.body)
+        asked = OrderAsked(opened.body, opened.public_key, envelope.signature, clocks.unix_ms())
+        await self._ask(opened.run_id, asked)
+        if (waiting := runtime.run.orders.waiting.get(name)) is not None:
+            return pb.SignOrderResponse(order=signed_order_body(waiting))
+        if order.excludes:
+            self.sessions.end(opened.run_id, order.excludes)
+        return pb.SignOrderResponse(obeyed=True)
+
+    @answered
+    async def ListOrders(self, request: pb.ListOrdersRequest, context: Context) -> pb.ListOrdersResponse:  # noqa: N802
+        """The orders that wait for signatures."""
+        self.check_acts()
+        run = self.runtime(parse(pb.ListOrdersBody, request.envelope.body).run_id, archived=True).run
+        signer = request.envelope.public_key
+        self._body(request.envelope, pb.ListOrdersBody, signer if signer in run.config.operators.public_keys else None)
+        waiting = {} if run.phase is Phase.FINISHED else run.orders.waiting_at(clocks.unix_ms())
+        return pb.ListOrdersResponse(orders=map(signed_order_body, waiting.values()))
+
     async def _ask(self, run_id: bytes, event: Asked, *, archived: bool = False) -> None:
         """The event through the machine. Raises DeclinedError with the machine's reason."""
         if refusals := await self.runtime(run_id, archived=archived).handle(event):
             raise DeclinedError(refusals[0])
 
-    def _body(self, envelope: envelope_pb2.SignedEnvelope, body_type: type[_B]) -> _B:
-        """The body of a request of the operator, used once. Raises Refusal."""
-        opened = self.opened(envelope, Kind.KIND_ADMIN, signer=self.hub.identity.public_key)
+    def _body(self, envelope: envelope_pb2.SignedEnvelope, body_type: type[_B], signer: bytes | None = None) -> _B:
+        """The body of a request of the operator, used once. Raises Refusal. `signer`: None for the coordinator's own key."""
+        opened = self.opened(envelope, Kind.KIND_ADMIN, signer=signer or self.hub.identity.public_key)
         body = parse(body_type, opened.body)
         if len(UnknownFieldSet(body)):
             # All requests share one kind of envelope, so a signed exclusion must not pass as another request.

@@ -126,7 +126,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         if free and not may_enter:
             return None
         turn = wait_queue.asked(here, public_key, part, free, most, now_ms)
-        pace = self.hub.lines.keep(run.run_id, turn.line, now_ms)
+        pace = self.hub.keep_line(run.run_id, turn.line, now_ms)
         waits = turn.place and public_key in turn.line and pace is not None
         reason = f"{turn.reason}; {wait_queue.expected(pace, turn.place, now_ms)}" if waits and pace else turn.reason
         return pb.MayJoinResponse(place=turn.place, length=turn.length, reason=reason)

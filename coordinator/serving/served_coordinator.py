@@ -26,7 +26,6 @@ from prometheus_client import start_http_server
 from coordinator.config import CoordinatorSettings, split_address
 from coordinator.serving import tls
 from coordinator.serving.call_limits import Places
-from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.connection_limits import Bounded
 from coordinator.serving.election import Election
 from coordinator.serving.gate import Gate
@@ -41,8 +40,7 @@ from coordinator.store.database import parsed, shared
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.known_runs import KnownRuns
 from coordinator.store.lease import Lease
-from coordinator.store.wait_queue_file import NAME as LINES
-from coordinator.store.wait_queue_file import WaitQueueFile
+from coordinator.store.wait_queues import FILE, FILE_BYTES_MAX, from_file
 from protos.console import lock_home
 from protos.disk import replace_bytes
 from protos.errors import OperatorError
@@ -222,8 +220,17 @@ def _alone(hub: Hub, journal: Journal, home: Path) -> None:
     hub.noted = known.add
     _look_over(journal, known)
     hub.held = backup.is_held(home)
-    hub.lines = WaitQueueFile(home / LINES, monotonic_ms())
-    hub.restore()
+    hub.restore(_earlier_lines(home / FILE))
+
+
+def _earlier_lines(path: Path) -> dict[bytes, bytes]:
+    """The lines in the file of an earlier version, which is taken away: the journal keeps them now."""
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        lines = from_file(file.read(FILE_BYTES_MAX))
+    path.unlink()
+    return lines
 
 
 @asynccontextmanager

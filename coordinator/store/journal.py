@@ -56,6 +56,14 @@ _CHECKPOINTS = sa.Table(
     sa.Column("sha256", sa.LargeBinary(32), nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
+_LINES = sa.Table(
+    "lines",
+    _METADATA,
+    sa.Column("run_id", sa.LargeBinary(32), sa.ForeignKey("runs.run_id"), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+"""The line before each full run: the row with the largest number counts."""
 _DELETED = sa.Table("deleted_runs", _METADATA, sa.Column("run_id", sa.LargeBinary(32), primary_key=True))
 """The ids of the runs that the operator deleted. Their rows in the other tables may still be there for a while."""
 PURGED_ROWS = 1000
@@ -160,7 +168,7 @@ class Journal:
         if row is not None:
             self._drop(_RECORDS, _RECORDS.c.run_id == row.run_id, _RECORDS.c.number < row.first + PURGED_ROWS)
             return True
-        for table in (_CHECKPOINTS, _RUNS):
+        for table in (_CHECKPOINTS, _LINES, _RUNS):
             self._drop(table, table.c.run_id.in_(gone))
         return False
 
@@ -235,6 +243,22 @@ class Journal:
         if len(numbers) > CHECKPOINTS_KEPT:
             oldest = numbers[CHECKPOINTS_KEPT - 1]
             self._drop(_CHECKPOINTS, _CHECKPOINTS.c.run_id == run_id, _CHECKPOINTS.c.number < oldest)
+
+    def keep_line(self, run_id: bytes, body: bytes) -> None:
+        """Write the line before a run instead of the one before; no bytes: there is none. The new row comes first, so a crash
+        loses neither."""
+        query = sa.select(sa.func.max(_LINES.c.number)).where(_LINES.c.run_id == run_id)
+        with self._reading() as connection:
+            number = (connection.execute(query).scalar() or 0) + 1
+        if body:
+            self._insert(_LINES, {"run_id": run_id, "number": number, "body": body})
+        self._drop(_LINES, _LINES.c.run_id == run_id, _LINES.c.number < number)
+
+    def lines(self) -> dict[bytes, bytes]:
+        """The lines before full runs, by run id."""
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(_LINES.c.run_id, _LINES.c.body).order_by(_LINES.c.number)).all()
+        return {row.run_id: row.body for row in rows}
 
     def _drop(self, table: sa.Table, *which: sa.ColumnElement[bool]) -> None:
         statement = sa.delete(table).where(*which)

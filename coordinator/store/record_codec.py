@@ -18,6 +18,7 @@ from coordinator.clock.records import (
     Evaluated,
     Judged,
     LayoutFixed,
+    OrderSigned,
     OwnerNamed,
     PeerExcluded,
     PeerLeft,
@@ -53,6 +54,7 @@ from protos.log import (
     verdict_body,
     verdict_from_body,
 )
+from protos.orders import signed_order_from_body
 from protos.owner import Owner, owner_body
 from protos.tick import tick_body, tick_from_body
 from protos.ticket import ticket_body, ticket_from_body
@@ -291,6 +293,18 @@ def _read_evaluated(context: Context, step: int, body: bytes) -> Evaluated:
     return Evaluated(step, open_evaluation(body, run_id=context.run_id).author, body)
 
 
+def _write_order(context: Context, record: OrderSigned) -> bytes:
+    signature = log_pb2.OrderSignature(public_key=record.public_key, signature=record.signature)
+    body = log_pb2.SignedOrder(body=record.body, signatures=[signature]).SerializeToString(deterministic=True)
+    return record.unix_ms.to_bytes(8, "big") + body
+
+
+def _read_order(context: Context, step: int, body: bytes) -> OrderSigned:
+    order = signed_order_from_body(parse(log_pb2.SignedOrder, body[8:]))
+    ((public_key, signature),) = order.signatures
+    return OrderSigned(order.body, public_key, signature, int.from_bytes(body[:8], "big"))
+
+
 KINDS = (
     Kind("layout", LayoutFixed, _no_step, _write_layout, _read_layout),
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
@@ -312,6 +326,7 @@ KINDS = (
     Kind("decay", DecayStarted, lambda record: record.after_step, _write_decay, _read_decay),
     Kind("owner", OwnerNamed, lambda record: record.step, _write_owner, _read_owner),
     Kind("changed", SettingsChanged, lambda record: record.after_step, _write_changed, _read_changed),
+    Kind("order", OrderSigned, _no_step, _write_order, _read_order),
     Kind("evaluated", Evaluated, lambda record: record.step, _write_evaluated, _read_evaluated),
 )
 _BY_NAME = {kind.name: kind for kind in KINDS}

@@ -25,6 +25,7 @@ from coordinator.commands.operator import Operator
 from coordinator.commands.peers import peer_named
 from coordinator.commands.peers import rows_of as rows_of_peers
 from coordinator.commands.showing import line_of, shown
+from coordinator.commands.signing import at_home
 from protos.changes import Settings, changed_values, settings_of
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
@@ -75,6 +76,12 @@ class OfPeer(Values):
     """A peer by its id, or the beginning or the end of it."""
 
     peer: Name
+
+
+class OfOrder(Values):
+    """An order of the run's operators, by the start of its id."""
+
+    order: Name
 
 
 class ExcludeRequest(OfPeer):
@@ -144,8 +151,13 @@ def one_run(operator: Operator, run: str, values: Values) -> Answer:
         for status in operator.tickets(found.genesis)[-ROWS_MAX:]
     ]
     rows = rows_of_peers(found)
+    operators = at_home(operator, found, operator.identity)
     return {
         **shown(found),
+        "orders": [it.values() for it in (operators.waiting() if operators.config.keys else ())],
+        "operators": len(operators.config.keys),
+        "needed": operators.config.needed,
+        "signs": operators.signs,
         "peers": rows[:ROWS_MAX],
         "peers_known": len(rows),
         "invites": tickets,
@@ -168,7 +180,10 @@ def resume(operator: Operator, run: str, values: Values) -> Answer:
 
 def finish(operator: Operator, run: str, values: WithReason) -> Answer:
     """`run finish`."""
-    genesis = _found(operator, run).genesis
+    found = _found(operator, run)
+    genesis, operators = found.genesis, at_home(operator, found, operator.identity)
+    if operators.config.keys:
+        return {"said": str(operators.give(finishes=True, reason=values.reason))}
     operator.steer(genesis, pb.RunChange.RUN_CHANGE_FINISH, values.reason)
     step = _found(operator, run).head_step
     return {"said": f"The run is finished at step {step}: its peers store the last state, and end."}
@@ -177,7 +192,9 @@ def finish(operator: Operator, run: str, values: WithReason) -> Answer:
 def exclude(operator: Operator, run: str, values: ExcludeRequest) -> Answer:
     """`peer exclude`."""
     found = _found(operator, run)
-    public_key = peer_named(found, values.peer)
+    public_key, operators = peer_named(found, values.peer), at_home(operator, found, operator.identity)
+    if operators.config.keys:
+        return {"said": str(operators.give(excludes=public_key, reason=values.reason))}
     operator.exclude_peer(found.genesis, public_key, values.reason)
     return {"said": f"Peer {peer_id(public_key)} is excluded; the next entry of the log says so."}
 
@@ -192,12 +209,21 @@ def readmit(operator: Operator, run: str, values: OfPeer) -> Answer:
 
 def change(operator: Operator, run: str, values: Changes) -> Answer:
     """`run change`."""
-    wanted = wanted_settings(values)
-    operator.change(_found(operator, run).genesis, wanted)
+    wanted, found = wanted_settings(values), _found(operator, run)
+    operators = at_home(operator, found, operator.identity)
+    if operators.config.keys:
+        return {"said": str(operators.give(settings=wanted))}
+    operator.change(found.genesis, wanted)
     keys = {key for key, _ in wanted}
     rows = [row for row in changed_values(_found(operator, run).changed) if row["key"] in keys]
     said = [f"{row['key']} = {json.dumps(row['value'])} from step {row['from_step']} on." for row in rows]
     return {"said": "\n".join([*said, "The run is still paused: resume it to go on with these values."])}
+
+
+def sign(operator: Operator, run: str, values: OfOrder) -> Answer:
+    """`order sign`, with the coordinator's own key."""
+    operators = at_home(operator, _found(operator, run), operator.identity)
+    return {"said": str(operators.sign(operators.find(values.order).signed))}
 
 
 def wanted_settings(values: Changes) -> Settings:
@@ -263,6 +289,7 @@ ALL: Final[Mapping[str, What]] = {
     "exclude": What(ExcludeRequest, exclude),
     "readmit": What(OfPeer, readmit),
     "change": What(Changes, change),
+    "sign": What(OfOrder, sign),
     "invite": What(Invites, invite),
     "revoke": What(Revocation, revoke),
 }

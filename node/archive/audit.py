@@ -22,6 +22,7 @@ from protos.errors import OperatorError
 from protos.identity import peer_id
 from protos.json_line import as_line
 from protos.log import Exclusion, SignedEntry, run_id_of
+from protos.orders import order_values
 from protos.run_config import config_from_json
 from protos.start import fork_values
 from protos.version import own_misfit
@@ -69,9 +70,9 @@ def write_from_log(log: Path, folder: Path) -> dict[str, Any]:
     config = config_from_json(genesis.config_json)
     with writing(folder), ExitStack() as opened:
         folder.mkdir()
-        steps, changes, exclusions = (
+        steps, changes, exclusions, orders = (
             opened.enter_context((folder / f"{name}.jsonl").open("w", encoding="utf-8"))
-            for name in ("steps", "changes", "exclusions")
+            for name in ("steps", "changes", "exclusions", "orders")
         )
         before: dict[str, Any] = {}
 
@@ -84,6 +85,8 @@ def write_from_log(log: Path, folder: Path) -> dict[str, Any]:
             if settings != before:
                 changes.write(as_line({"from_step": entry.step, "settings": settings}) + "\n")
                 before = settings
+            for order in entry.orders:
+                orders.write(as_line(order_values(entry.step, order)) + "\n")
             for exclusion in entry.exclusions:
                 exclusions.write(as_line(_excluded(entry.step, exclusion)) + "\n")
             for key in entry.readmitted:
@@ -190,5 +193,6 @@ Whether the model's state follows from the votes, `swarmentum verify` says of an
 - `{FROM_LOG}/steps.jsonl` has each step: hash of the entry, digest of the state before it, and the hash of each peer's votes.
 - `{FROM_LOG}/peers.jsonl` has each identity: the steps from which and to which its votes counted ({AWAY_STEPS} steps without
   votes end a span), and why it is not there now. The log has no wall time, and no reason for a peer that left by itself.
-- `{FROM_LOG}/exclusions.jsonl` has each exclusion with its evidence, and each readmission. `ledger.json` has the sums.
+- `{FROM_LOG}/exclusions.jsonl` has each exclusion with its evidence, and each readmission. `orders.jsonl` has each order of
+  the operators with all who signed, in a run whose operators have keys. `ledger.json` has the sums.
 {said if sources else ""}"""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 import zstandard
 
+from protos.admission_config import OperatorsConfig
 from protos.end import End, open_end
 from protos.envelope import parse
 from protos.errors import OperatorError, Reason, Refusal
@@ -214,14 +215,15 @@ class Genesis:
                 Reason.WRONG_LAYOUT,
                 f"{LAYOUT} is layout {layout.digest().hex()[:16]}; the genesis names {named.hex()[:16]}",
             )
-        end = _end_of(folder, run_id, coordinator)
+        end = _end_of(folder, run_id, coordinator, config.operators)
         return cls(run_id, config, coordinator, layout, start_of(genesis), end, bool(named))
 
 
-def _end_of(folder: Path, run_id: bytes, coordinator: bytes) -> End | None:
-    """The signed end of the run, if the archive has one. Raises Refusal for one that the coordinator did not sign."""
+def _end_of(folder: Path, run_id: bytes, coordinator: bytes, operators: OperatorsConfig) -> End | None:
+    """The signed end of the run, if the archive has one. Raises Refusal for one that the coordinator did not sign, or that the
+    run's operators did not order."""
     path, most = folder / END, END_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
     if not path.is_file():
         return None
     with path.open("rb") as file:
-        return open_end(file.read(most + 1), run_id=run_id, coordinator=coordinator)
+        return open_end(file.read(most + 1), run_id=run_id, coordinator=coordinator, operators=operators)

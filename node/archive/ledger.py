@@ -27,6 +27,7 @@ from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 from protos.invite import Invite
 from protos.log import Chain, SignedEntry, run_id_of
+from protos.orders import operators_of
 from protos.owner import NOBODY, Owner, groups, owners_of
 from protos.pasted import is_link
 from protos.text import printable
@@ -146,7 +147,7 @@ async def read_log(invite: Invite) -> tuple[pb.GetRunResponse, list[SignedEntry]
             envelopes += page
     finally:
         await client.close()
-    return facts, list(verified(invite.run_id, invite.coordinator_public_key, envelopes))
+    return facts, list(verified(facts.genesis, envelopes))
 
 
 def show(found: Ledger) -> None:
@@ -204,18 +205,19 @@ def archived_entries(folder: Path) -> tuple[bytes, Iterator[SignedEntry]]:
         for segment in files.segments(folder)
         for envelope in files.records(segment.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX)
     )
-    return run_id, verified(run_id, genesis.coordinator_public_key, envelopes)
+    return run_id, verified(genesis, envelopes)
 
 
-def verified(run_id: bytes, coordinator: bytes, envelopes: Iterable[bytes]) -> Iterator[SignedEntry]:
-    """Entries that follow each other, signed by the coordinator. The first may be of any step."""
+def verified(genesis: log_pb2.Genesis, envelopes: Iterable[bytes]) -> Iterator[SignedEntry]:
+    """Entries that follow each other, signed by the coordinator, with the orders that they need. The first has any step."""
     chain: Chain | None = None
+    run_id, coordinator = run_id_of(genesis), genesis.coordinator_public_key
     for envelope in envelopes:
         try:
             if chain is None:
                 body = parse(log_pb2.LogEntry, parse(envelope_pb2.SignedEnvelope, envelope).body)
                 head = run_id if body.step <= 1 else body.parent_hash
-                chain = Chain(run_id, coordinator, max(body.step - 1, 0), head)
+                chain = Chain(run_id, coordinator, max(body.step - 1, 0), head, operators_of(genesis))
             yield chain.extend(envelope)
         except Refusal as refusal:
             where = "first" if chain is None else str(chain.step + 1)

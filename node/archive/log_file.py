@@ -38,10 +38,10 @@ def export_log(invite: Invite, path: Path, told: Callable[[int, int], None] = la
 
 async def _export(invite: Invite, path: Path, told: Callable[[int, int], None]) -> int:
     client, fresh = CoordinatorClient(invite, None), path.with_name(f".{path.name}.new-{os.getpid()}")
-    chain = Chain(invite.run_id, invite.coordinator_public_key)
     try:
         await client.connect()
-        facts, _ = await client.get_run()  # its genesis is the run's: the client checked the hash
+        facts, config = await client.get_run()  # its genesis is the run's: the client checked the hash
+        chain = Chain(invite.run_id, invite.coordinator_public_key, operators=config.operators)
         with writing(path), fresh.open("wb") as file:
             files.append(file, facts.genesis.SerializeToString(deterministic=True))
             while page := (await client.entries(chain.step + 1))[0]:
@@ -65,7 +65,7 @@ def log_entries(path: Path) -> tuple[bytes, Iterator[SignedEntry]]:
     """The run id of a file of `export_log`, and its entries, verified. Raises OperatorError for a file that is none."""
     genesis = genesis_in(path)
     run_id = run_id_of(genesis)
-    return run_id, verified(run_id, genesis.coordinator_public_key, _envelopes(path))
+    return run_id, verified(genesis, _envelopes(path))
 
 
 def genesis_in(path: Path) -> log_pb2.Genesis:

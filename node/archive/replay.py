@@ -30,6 +30,7 @@ from protos.equivocation import open_announcement, prove_exclusion
 from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
 from protos.log import Aggregate, Chain, Contribution, SignedEntry
+from protos.orders import SignedOrder
 from protos.start import StartingState
 from protos.v1 import archive_pb2
 
@@ -66,6 +67,8 @@ class Replayed:
     changed: Settings = ()
     """Settings that the operator changed, and that count from this step on."""
     summed: int = 0
+    orders: tuple[SignedOrder, ...] = ()
+    """Of the run's operators, behind what it excludes and changes."""
 
 
 @dataclass
@@ -186,7 +189,7 @@ class Replay:
 
     def _segment(self, segment: Segment, manifest: SnapshotManifest) -> Iterator[Replayed]:
         head = manifest.entry_hash if manifest.step else self.genesis.run_id
-        chain = Chain(self.genesis.run_id, self.genesis.coordinator, manifest.step, head)
+        chain = Chain(self.genesis.run_id, self.genesis.coordinator, manifest.step, head, self.genesis.config.operators)
         payloads = _payloads_of(segment)
         for envelope in _log_of(segment):
             step = self.step + 1
@@ -227,6 +230,7 @@ class Replay:
             len(entry.readmitted),
             changed,
             0 if entry.aggregate is None else len(entry.contributions),
+            entry.orders,
         )
 
     def _votes(

@@ -23,6 +23,7 @@ from protos.changes import values_of, words
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 from protos.json_line import as_line
+from protos.orders import order_values
 from protos.run_config import RunConfig
 from protos.start import RUN_DIGITS_SHOWN
 
@@ -60,6 +61,7 @@ def _spec_of(config: RunConfig) -> ModelSpec | None:
 
 
 CHANGES_SHOWN_MAX = 64
+ORDERS_SHOWN_MAX = 64
 
 
 @dataclass
@@ -93,6 +95,8 @@ class Verification:
     ended_reason: str = ""
     changes: list[dict[str, Any]] = field(default_factory=list)
     """Settings that the operator changed, each with the first step that it counts for; the first CHANGES_SHOWN_MAX changes."""
+    orders: list[dict[str, Any]] = field(default_factory=list)
+    """What the run's operators ordered, with all who signed, and the step; the first ORDERS_SHOWN_MAX orders."""
     from_start: bool = False
     """Whether the replay began with the state that the genesis of a fork names."""
     confirmed_step: int | None = None
@@ -202,6 +206,7 @@ def text(result: Verification) -> str:
             f"OK: steps {result.first_step} to {result.last_step} of run {result.run} hold: {result.votes} payloads "
             f"({result.votes_signed_by_author} signed by their author), {result.digests_checked} digests as the log says.\n"
             f"{_sums(result)}{_derived(result)}{_fork(result)}{_ended(result)}{_changes(result)}{_exclusions(result)}"
+            f"{_orders(result)}"
             f"State digest {result.state_digest[:16]}; weights: {result.weights}."
         )
     if result.first_bad_step is None:
@@ -257,6 +262,13 @@ def _changes(result: Verification) -> str:
     return f"The operator changed the run, as the coordinator signed; {'; '.join(rows)}.\n"
 
 
+def _orders(result: Verification) -> str:
+    if not result.orders:
+        return ""
+    rows = [f"  step {it['step']}: {it['says']}; signed by {', '.join(it['signed_by'])}" for it in result.orders]
+    return "\n".join(["Orders of the run's operators, with enough signatures:", *rows, ""])
+
+
 def _exclusions(result: Verification) -> str:
     if not result.exclusions + result.readmissions:
         return ""
@@ -270,6 +282,7 @@ def _replay(replay: Replay, result: Verification, told: Callable[[Replayed, int]
     total, end = replay.entries, replay.genesis.end
     if end is not None:
         result.ended_step, result.ended_reason = end.step, end.reason
+        result.orders += [order_values(end.step, end.order)] if end.order is not None else []
     for step in replay.steps():
         if end is not None and (step.step > end.step or (step.step == end.step and step.entry_hash != end.entry_hash)):
             why = f"the coordinator signed that the run ended at step {end.step}, and another log"
@@ -288,6 +301,7 @@ def _replay(replay: Replay, result: Verification, told: Callable[[Replayed, int]
         result.readmissions += step.readmitted
         if step.changed and len(result.changes) < CHANGES_SHOWN_MAX:
             result.changes.append({"step": step.step, **values_of(step.changed)})
+        result.orders += [order_values(step.step, it) for it in step.orders][: ORDERS_SHOWN_MAX - len(result.orders)]
         told(step, total)
     if not result.steps:
         raise OperatorError("the archive holds no step to verify; name the archive of a run that has made steps")

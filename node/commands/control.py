@@ -5,6 +5,7 @@ They call the peer's control door on this machine. They load no torch and ask no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,23 +16,27 @@ from node.commands.options import Json
 from node.control import moments, words
 from node.control.control_server import call
 from protos.amounts import amount, duration
-from protos.json_line import as_line, print_json
+from protos.errors import SwarmentumError
+from protos.json_line import print_json
 
 Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: as for `swarmentum join`).")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="Where one `join` runs peers on several devices: the peer of this one, such as cuda:1 (default: all)."
+    ),
+]
 OUTCOME_WORDS = {"accepted": "green", "paused": "yellow", "skipped": "red", "refused": "red", "late": "yellow"}
 
 
 def me(
     home: Home = None,
+    device: Device = None,
     steps: Annotated[int, typer.Option(min=1, max=100, help="How many of the last steps to show.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Show what a peer on this machine does: its step, its share, and what became of its votes in each of the last steps."""
-    told = call(_home(home), "me", steps=steps)
-    if as_json:
-        print_json(told)
-    else:
-        _show(told)
+    _each(home, device, "me", print_json if as_json else _show, steps=steps)
 
 
 def pause(
@@ -40,6 +45,7 @@ def pause(
     ] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="HH:MM", help="Until this time of the day.")] = None,
     home: Home = None,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Stop the training of a peer on this machine. The peer stays in the run, applies the log, and keeps its place."""
@@ -48,23 +54,24 @@ def pause(
     if seconds is not None:
         again = f"it trains again in {duration(seconds)}, or after `swarmentum resume`"
     ends = {} if seconds is None else {"seconds": seconds}
-    _do("pause", home, f"paused at step {{step}}; {again}", as_json=as_json, **ends)
+    said = f"paused at step {{step}}; {again}"
+    _each(home, device, "pause", print_json if as_json else _says(said), **ends)
 
 
-def resume(home: Home = None, as_json: Json = False) -> None:
+def resume(home: Home = None, device: Device = None, as_json: Json = False) -> None:
     """Let a paused peer train again."""
-    told = call(_home(home), "resume")
-    print(as_line(told) if as_json else words.resumed(told))
+    _each(home, device, "resume", print_json if as_json else lambda told: print(words.resumed(told)))
 
 
-def finish(home: Home = None, as_json: Json = False) -> None:
+def finish(home: Home = None, device: Device = None, as_json: Json = False) -> None:
     """Let a peer end after the open step, when the log has decided about its votes."""
-    _do("finish", home, "ending after the open step (the last one applied is {step})", as_json=as_json)
+    said = "ending after the open step (the last one applied is {step})"
+    _each(home, device, "finish", print_json if as_json else _says(said))
 
 
-def leave(home: Home = None, as_json: Json = False) -> None:
+def leave(home: Home = None, device: Device = None, as_json: Json = False) -> None:
     """Let a peer end now, as Ctrl-C in its terminal does."""
-    _do("leave", home, "leaving at step {step}", as_json=as_json)
+    _each(home, device, "leave", print_json if as_json else _says("leaving at step {step}"))
 
 
 def set_(
@@ -74,31 +81,54 @@ def set_(
         typer.Argument(metavar="[VALUE]", help="Its new value; off: no limit; default: forget what `set` kept."),
     ] = None,
     home: Home = None,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Change a setting of a peer on this machine while it runs, and keep it. Without a value, show the settings."""
-    folder = _home(home)
-    told = call(folder, "set", **({} if key is None else {"key": key}), **({} if value is None else {"value": value}))
-    if as_json:
-        print_json(told)
-    elif value is None:
-        _show_settings(told["settings"])
-    else:
+
+    def show(told: dict[str, Any]) -> None:
+        if value is None:
+            _show_settings(told["settings"])
+            return
         [row] = told["settings"]
         kept = "a restart keeps it" if row["kept"] else "as the peer was started"
         print(f"{row['key']} = {row['shown']}; {told['note'] or kept}")
 
+    given = {name: text for name, text in (("key", key), ("value", value)) if text is not None}
+    _each(home, device, "set", print_json if as_json else show, **given)
 
-def _home(given: Path | None) -> Path:
-    """The home that `swarmentum join` would have here, with the same flags, environment and swarmentum.toml."""
+
+def _each(
+    given: Path | None, device: str | None, command: str, show: Callable[[dict[str, Any]], None], **values: Any
+) -> None:
+    """Ask the peer of the home that `swarmentum join` would have here, or the peers of several devices; show each answer.
+
+    A peer that does not answer keeps no other from its answer; the first such error is raised at the end.
+    """
+    from node.commands.several_devices import homes_of
     from node.config import load_settings
 
-    return load_settings(home=given).home
+    home, wrong = load_settings(home=given).home, list[SwarmentumError]()
+    homes = homes_of(home, device)
+    for folder in homes:
+        try:
+            told = call(folder, command, **values)
+        except SwarmentumError as error:
+            wrong.append(error)
+            continue
+        if folder == home:
+            show(told)
+        elif show is print_json:
+            print_json({**told, "home": str(folder)})
+        else:
+            print(f"{folder.name}:", end="\n" if command in ("me", "set") else " ")
+            show(told)
+    if wrong:
+        raise wrong[0]
 
 
-def _do(command: str, home: Path | None, words: str, *, as_json: bool, **given: float) -> None:
-    told = call(_home(home), command, **given)
-    print(as_line(told) if as_json else words.format(**told))
+def _says(text: str) -> Callable[[dict[str, Any]], None]:
+    return lambda told: print(text.format(**told))
 
 
 def _show_settings(rows: list[dict[str, Any]]) -> None:

@@ -57,6 +57,8 @@ def join(
     configure_logging(as_json=as_json, verbose=verbose, target=stage, seen=stage.recent)
     link = _read(invite, invite_file, as_json=as_json, anchor=False) if launch is None or not launch.rank else ""
     chosen = settings()
+    if "," in chosen.device:
+        _one_each(link, chosen, settings, export, alone=launch is None, as_json=as_json, verbose=verbose)
     if launch is not None and launch.rank:
         with many_imports():
             from node.ranks.follow import follow
@@ -64,6 +66,27 @@ def join(
         follow(launch, chosen)
         return
     _take_part(link, chosen, export, stage, as_json=as_json)
+
+
+def _one_each(
+    link: str,
+    chosen: PeerSettings,
+    settings: Settings,
+    export: Path | None,
+    *,
+    alone: bool,
+    as_json: bool,
+    verbose: bool,
+) -> NoReturn:
+    """A peer for each device, in processes of their own."""
+    from node.commands.several_devices import given_to, run
+    from protos.errors import OperatorError
+
+    if not alone or export is not None:
+        what = "--export" if alone else "torchrun"
+        raise OperatorError(f"{what} needs one peer, and --device {chosen.device} starts several; name one device")
+    words = ["--plain", *(["--json"] if as_json else []), *(["--verbose"] if verbose else [])]
+    raise typer.Exit(run(link, chosen, given_to(settings), words))
 
 
 def _read(invite: str | None, invite_file: Path | None, *, as_json: bool, anchor: bool) -> str:

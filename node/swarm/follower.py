@@ -200,7 +200,7 @@ class Follower:
         """Each notice of an ended run has the end. The training thread gets it once a session of following."""
         chain = self._view.chain
         try:
-            end = open_end(data, run_id=chain.run_id, coordinator=chain.coordinator)
+            end = open_end(data, run_id=chain.run_id, coordinator=chain.coordinator, operators=self._view.operators)
         except Refusal as refusal:
             self._runtime.refused(refusal)
             return

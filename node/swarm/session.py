@@ -67,6 +67,7 @@ class Session:
         # In an open run, a stranger that hears a payload's hash first could announce the payload as its own.
         self.parts.view.commits_first = config.trust.enabled or config.admission.mode == "open"
         self.parts.view.checkers = config.trust.checkers if config.trust.enabled else 0
+        self.parts.view.operators = config.operators
         return response
 
     async def tell_failure(self, reason: pb.JoinFailure) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from node.blobs.blobs import Arrivals, WireBytes
+from protos.admission_config import OperatorsConfig
 from protos.log import Chain
 from protos.tick import Tick
 
@@ -17,6 +18,8 @@ class View:
 
     def __init__(self, run_id: bytes, coordinator: bytes) -> None:
         self._run_id, self._coordinator = run_id, coordinator
+        self.operators = OperatorsConfig()
+        """The keys whose orders the run obeys."""
         self.chain = Chain(run_id, coordinator)
         self.tick: Tick | None = None
         self.committed_step = 0
@@ -33,7 +36,7 @@ class View:
 
     def start(self, step: int, head: bytes) -> None:
         """Follow the log after `step`, whose entry has this hash; no step is open."""
-        self.chain = Chain(self._run_id, self._coordinator, step, head)
+        self.chain = Chain(self._run_id, self._coordinator, step, head, self.operators)
         self.committed_step, self.tick = step, None
 
     def aggregators(self, step: int) -> tuple[bytes, ...]:

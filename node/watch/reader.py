@@ -157,15 +157,19 @@ class LogReader(threading.Thread):
             raise RefusedError(f"the run's configuration cannot be read: {refusal.detail}") from refusal
         bootstrap = tuple(a for a in response.bootstrap[:BOOTSTRAP_MAX] if len(a) <= limits.ADDRESS_BYTES_MAX)
         reason = response.reason if response.phase == pb.Phase.PHASE_WAITING else ""
-        return WatchedRun(config, response.head_step, reason, bootstrap, response.total_steps, self._end(response))
+        return WatchedRun(
+            config, response.head_step, reason, bootstrap, response.total_steps, self._end(response, config)
+        )
 
-    def _end(self, response: pb.GetRunResponse) -> End | None:
-        """The end that the answer has, verified. RefusedError for one that the coordinator did not sign."""
+    def _end(self, response: pb.GetRunResponse, config: RunConfig) -> End | None:
+        """The end that the answer has, verified. RefusedError for one that the coordinator did not sign, or the run's operators
+        did not order."""
         if not response.HasField("end"):
             return None
         data, invite = response.end.SerializeToString(deterministic=True), self._invite
         try:
-            return open_end(data, run_id=invite.run_id, coordinator=invite.coordinator_public_key)
+            pinned = invite.coordinator_public_key
+            return open_end(data, run_id=invite.run_id, coordinator=pinned, operators=config.operators)
         except Refusal as refusal:
             raise RefusedError(
                 f"the coordinator shows an end of the run that does not hold: {refusal.detail}"

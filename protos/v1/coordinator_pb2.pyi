@@ -824,3 +824,37 @@ class SteerRunBody(_message.Message):
 class SteerRunResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class SignOrderRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class SignOrderResponse(_message.Message):
+    __slots__ = ("order", "obeyed")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    OBEYED_FIELD_NUMBER: _ClassVar[int]
+    order: _log_pb2.SignedOrder
+    obeyed: bool
+    def __init__(self, order: _Optional[_Union[_log_pb2.SignedOrder, _Mapping]] = ..., obeyed: _Optional[bool] = ...) -> None: ...
+
+class ListOrdersRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class ListOrdersBody(_message.Message):
+    __slots__ = ("run_id", "nonce")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class ListOrdersResponse(_message.Message):
+    __slots__ = ("orders",)
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    orders: _containers.RepeatedCompositeFieldContainer[_log_pb2.SignedOrder]
+    def __init__(self, orders: _Optional[_Iterable[_Union[_log_pb2.SignedOrder, _Mapping]]] = ...) -> None: ...

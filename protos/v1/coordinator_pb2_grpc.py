@@ -283,6 +283,16 @@ class OperatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.SteerRunRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.SteerRunResponse.FromString,
                 _registered_method=True)
+        self.SignOrder = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/SignOrder',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.SignOrderRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.SignOrderResponse.FromString,
+                _registered_method=True)
+        self.ListOrders = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/ListOrders',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.ListOrdersRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.ListOrdersResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -351,6 +361,20 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SignOrder(self, request, context):
+        """One more signature of an order of the run's operators. With enough of them the order is obeyed, once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOrders(self, request, context):
+        """The orders that wait for signatures. For the coordinator's own key, and for each operator of the run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -403,6 +427,16 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.SteerRun,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.SteerRunRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.SteerRunResponse.SerializeToString,
+            ),
+            'SignOrder': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignOrder,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.SignOrderRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.SignOrderResponse.SerializeToString,
+            ),
+            'ListOrders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOrders,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.ListOrdersRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.ListOrdersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/v1/envelope.proto\x12\rswarmentum.v1\"x\n\x0eSignedEnvelope\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.swarmentum.v1.Kind\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x12\n\npublic_key\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c*\xfa\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11KIND_ANNOUNCEMENT\x10\x01\x12\x12\n\x0eKIND_LOG_ENTRY\x10\x02\x12\r\n\tKIND_TICK\x10\x03\x12\r\n\tKIND_JOIN\x10\x04\x12\x0f\n\x0bKIND_FOLLOW\x10\x05\x12\x0f\n\x0bKIND_REPORT\x10\x06\x12\x14\n\x10KIND_PEER_RECORD\x10\x07\x12\x0e\n\nKIND_ADMIN\x10\x08\x12\x0f\n\x0bKIND_TICKET\x10\t\x12\x10\n\x0cKIND_RUN_END\x10\x14\x12\x13\n\x0fKIND_EVALUATION\x10\x15\x12\x13\n\x0fKIND_LISTED_RUN\x10\x16\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/v1/envelope.proto\x12\rswarmentum.v1\"x\n\x0eSignedEnvelope\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.swarmentum.v1.Kind\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x12\n\npublic_key\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c*\x8a\x02\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11KIND_ANNOUNCEMENT\x10\x01\x12\x12\n\x0eKIND_LOG_ENTRY\x10\x02\x12\r\n\tKIND_TICK\x10\x03\x12\r\n\tKIND_JOIN\x10\x04\x12\x0f\n\x0bKIND_FOLLOW\x10\x05\x12\x0f\n\x0bKIND_REPORT\x10\x06\x12\x14\n\x10KIND_PEER_RECORD\x10\x07\x12\x0e\n\nKIND_ADMIN\x10\x08\x12\x0f\n\x0bKIND_TICKET\x10\t\x12\x10\n\x0cKIND_RUN_END\x10\x14\x12\x13\n\x0fKIND_EVALUATION\x10\x15\x12\x13\n\x0fKIND_LISTED_RUN\x10\x16\x12\x0e\n\nKIND_ORDER\x10\x17\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.envelope_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_KIND']._serialized_start=166
-  _globals['_KIND']._serialized_end=416
+  _globals['_KIND']._serialized_end=432
   _globals['_SIGNEDENVELOPE']._serialized_start=43
   _globals['_SIGNEDENVELOPE']._serialized_end=163
 # @@protoc_insertion_point(module_scope)

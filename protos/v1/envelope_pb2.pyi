@@ -20,6 +20,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_RUN_END: _ClassVar[Kind]
     KIND_EVALUATION: _ClassVar[Kind]
     KIND_LISTED_RUN: _ClassVar[Kind]
+    KIND_ORDER: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 KIND_ANNOUNCEMENT: Kind
 KIND_LOG_ENTRY: Kind
@@ -33,6 +34,7 @@ KIND_TICKET: Kind
 KIND_RUN_END: Kind
 KIND_EVALUATION: Kind
 KIND_LISTED_RUN: Kind
+KIND_ORDER: Kind
 
 class SignedEnvelope(_message.Message):
     __slots__ = ("kind", "run_id", "public_key", "body", "signature")

@@ -91,7 +91,7 @@ class Judged(_message.Message):
     def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., arrival: _Optional[_Iterable[bytes]] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LogEntry(_message.Message):
-    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions", "readmitted", "settings", "evaluations", "aggregate")
+    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions", "readmitted", "settings", "evaluations", "aggregate", "orders")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class LogEntry(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     AGGREGATE_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
     step: int
     parent_hash: bytes
     contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
@@ -118,7 +119,40 @@ class LogEntry(_message.Message):
     settings: _containers.RepeatedCompositeFieldContainer[Setting]
     evaluations: _containers.RepeatedScalarFieldContainer[bytes]
     aggregate: Aggregate
-    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ...) -> None: ...
+    orders: _containers.RepeatedCompositeFieldContainer[SignedOrder]
+    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ..., orders: _Optional[_Iterable[_Union[SignedOrder, _Mapping]]] = ...) -> None: ...
+
+class OrderBody(_message.Message):
+    __slots__ = ("nonce", "expires_unix_ms", "reason", "excludes", "settings", "finishes")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDES_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    FINISHES_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    expires_unix_ms: int
+    reason: str
+    excludes: bytes
+    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    finishes: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., expires_unix_ms: _Optional[int] = ..., reason: _Optional[str] = ..., excludes: _Optional[bytes] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., finishes: _Optional[bool] = ...) -> None: ...
+
+class SignedOrder(_message.Message):
+    __slots__ = ("body", "signatures")
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    body: bytes
+    signatures: _containers.RepeatedCompositeFieldContainer[OrderSignature]
+    def __init__(self, body: _Optional[bytes] = ..., signatures: _Optional[_Iterable[_Union[OrderSignature, _Mapping]]] = ...) -> None: ...
+
+class OrderSignature(_message.Message):
+    __slots__ = ("public_key", "signature")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    signature: bytes
+    def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Aggregate(_message.Message):
     __slots__ = ("sha256", "total_bytes", "payloads_sha256")
@@ -155,14 +189,16 @@ class Setting(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value_json: _Optional[str] = ...) -> None: ...
 
 class RunEnd(_message.Message):
-    __slots__ = ("step", "entry_hash", "reason")
+    __slots__ = ("step", "entry_hash", "reason", "order")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ENTRY_HASH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     step: int
     entry_hash: bytes
     reason: str
-    def __init__(self, step: _Optional[int] = ..., entry_hash: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+    order: SignedOrder
+    def __init__(self, step: _Optional[int] = ..., entry_hash: _Optional[bytes] = ..., reason: _Optional[str] = ..., order: _Optional[_Union[SignedOrder, _Mapping]] = ...) -> None: ...
 
 class RosterMember(_message.Message):
     __slots__ = ("public_key", "samples")

@@ -140,6 +140,7 @@ RUN_BY = {
     r"swarmentum-coordinator run (create|example)": "tests/unit/coordinator/test_planning.py",
     r"swarmentum-coordinator run check": "tests/unit/coordinator/test_checking.py",
     r"swarmentum-coordinator run fork": "tests/system/test_fork.py",
+    r"swarmentum-coordinator order|swarmentum-coordinator run finish .* --key": "tests/unit/coordinator/test_orders.py",
     r"swarmentum-coordinator run (pause|resume|finish)": "tests/system/test_run_life.py",
     r"swarmentum start-from": "tests/system/test_start_from.py",
     r"swarmentum-coordinator run (change|show)": "tests/system/test_run_life.py",

@@ -164,6 +164,13 @@ function showRun(it) {
   by("admission").textContent = it.admission === "open"
     ? "Anybody with this link may join:"
     : `Admission mode ${it.admission.replace("_", " ")}: this link shows the run, and admits nobody new.`;
+  by("orders-box").hidden = it.operators === 0;
+  by("orders-note").textContent = `This run obeys ${it.needed} of its ${it.operators} operators. `
+    + (it.signs ? "The coordinator's own key is one of them: this page signs with it." : "The coordinator's own key is none of them, so this page signs nothing: use `swarmentum-coordinator order sign`.");
+  table("orders", ["order", "says", "signed by", "until", ""], it.orders, (row) => [
+    row.order.slice(0, 12), row.says, `${row.signed_by.length} of ${row.needed}: ${row.signed_by.map((key) => key.slice(-8)).join(", ")}`, row.expires,
+    it.signs ? button("Sign ...", `Sign order ${row.order.slice(0, 12)}`, () => signOrder(row)) : "-",
+  ]);
   by("peers-note").textContent = it.peers_known > it.peers.length ? `The first ${it.peers.length} of ${it.peers_known} are shown.` : "";
   table("peers", ["peer", "phase", "standing", "step", "votes", "device", ""], it.peers, (peer) => [
     peer.peer, peer.phase, peer.reason ? `${peer.standing}: ${peer.reason}` : peer.standing || "-", whole(peer.step), whole(peer.votes_accepted), peer.device || "-",
@@ -178,6 +185,10 @@ function showRun(it) {
     row.ticket.slice(0, 8), row.label || "-", row.state, `${row.uses_left} of ${row.uses}`, row.expires ?? "never",
     row.state === "revoked" ? "-" : button("Revoke ...", `Revoke invite ${row.ticket.slice(0, 8)}`, () => revoke(row)),
   ]);
+}
+
+async function signOrder(row) {
+  if (await sure(`Sign the order to ${row.says}? With enough signatures it counts at once. The signed log keeps it for ever.`)) await act("sign", { order: row.order });
 }
 
 async function revoke(row) {

@@ -19,8 +19,9 @@ from node.archive.verify import Verification, text, verify
 from node.archive.verify import line as line_of
 from node.training.replica import Replica
 from node.wire.validate import UpdateDoor, aggregate
+from protos.admission_config import OperatorsConfig
 from protos.changes import Settings
-from protos.envelope import Kind, seal
+from protos.envelope import Kind, seal, seal_bytes
 from protos.errors import OperatorError, Refusal
 from protos.identity import Identity, peer_id
 from protos.limits import PAYLOAD_BYTES_MAX
@@ -37,6 +38,7 @@ from protos.log import (
     seal_entry,
 )
 from protos.optimizer_config import OptimizerConfig
+from protos.orders import OperatorOrder, SignedOrder, order_body
 from protos.run_config import RunConfig
 from protos.v1 import archive_pb2, log_pb2, update_pb2
 
@@ -59,6 +61,7 @@ class Life:
     readmitted: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     settings: Settings = ()
     """Of the next steps."""
+    orders: dict[int, SignedOrder] = field(default_factory=dict)
     sums: bool = False
     """The next steps have the sum of their votes in the log and in the archive."""
 
@@ -118,6 +121,7 @@ class Life:
             exclusions=out,
             readmitted=back,
             settings=self.settings,
+            orders=(self.orders[step],) if step in self.orders else (),
             aggregate=Aggregate(files.sha256(total), len(total)) if self.sums else None,
         )
         signed = seal_entry(COORDINATOR, self.run_id, entry)
@@ -289,6 +293,28 @@ def test_what_the_operator_decided_needs_no_evidence_and_is_called_that(
     assert words in shown
     assert "evidence: none: the operator's decision" in shown
     assert "readmitted by the operator in step 4" in shown
+
+
+@pytest.mark.parametrize("signers", [(ADA, BOB), (ADA,), ()])
+def test_a_run_with_operators_keys_excludes_by_their_order_alone(tmp_path: Path, signers: tuple[Identity, ...]) -> None:
+    keys = OperatorsConfig(keys=[ADA.peer_id, BOB.peer_id, COORDINATOR.peer_id], needed=2)
+    life = Life(tmp_path, RunConfig(operators=keys))
+    body = order_body(OperatorOrder(bytes(16), 1, "spam", BOB.public_key))
+    signed = [(it.public_key, seal_bytes(it, Kind.KIND_ORDER, life.run_id, body).signature) for it in signers]
+    life.exclusions = {2: Exclusion(BOB.public_key, "excluded by the operator of this run: spam", by_operator=True)}
+    life.orders = {2: SignedOrder(body, tuple(signed))} if signers else {}
+    life.steps(3)
+    found = life.verify()
+    if len(signers) < keys.needed:
+        assert (found.ok, found.first_bad_step, found.steps) == (False, 2, 1)
+        with pytest.raises(OperatorError, match="does not hold at entry 2"):
+            ledger.of(str(life.folder))
+        return
+    assert found.ok, found.reason
+    [told] = found.orders
+    assert (told["step"], told["what"], told["signed_by"]) == (2, "exclude", [ADA.peer_id, BOB.peer_id])
+    assert f"spam; signed by {ADA.peer_id}, {BOB.peer_id}" in text(found)
+    assert ledger.of(str(life.folder)).exclusions
 
 
 @pytest.mark.parametrize("what", ["against another", "nothing"])

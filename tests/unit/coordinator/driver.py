@@ -40,6 +40,7 @@ from coordinator.clock.events import (
 from coordinator.clock.records import (
     EntryCommitted,
     Equivocated,
+    OrderSigned,
     PeerExcluded,
     PeerReadmitted,
     Record,
@@ -50,7 +51,15 @@ from coordinator.clock.records import (
     SnapshotFact,
     TickOpened,
 )
-from coordinator.clock.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, PeerPhase, Phase
+from coordinator.clock.state import (
+    DIGEST_STEPS_KEPT,
+    DURATIONS_KEPT,
+    PEERS_KEPT,
+    SNAPSHOT_STEPS_KEPT,
+    PeerPhase,
+    Phase,
+    Run,
+)
 from protos.assignment import Range, assign, merge
 from protos.holdings import digest_of as digest_over
 from protos.holdings import mask_of
@@ -150,6 +159,8 @@ class Harness:
             match effect:
                 case Append():
                     self._journalled(effect.record)
+                    if isinstance(effect.record, OrderSigned):
+                        self._obeyed(run)
                 case Arm():
                     self.timer = effect.at_ms
                 case Refuse():
@@ -217,6 +228,11 @@ class Harness:
             self.out.add(record.offence.author)
         if isinstance(record, PeerReadmitted):
             self.out.discard(record.public_key)
+
+    def _obeyed(self, run: Run) -> None:
+        """The last signature of an order is the record of what it says, too."""
+        self.ended = self.ended if run.ended is None else run.ended.step
+        self.out |= {it.signed.order.excludes for it in run.orders.unlogged} - {b""}
 
     def _check_sum(self, entry: Entry) -> None:
         """An entry has a sum if its step has aggregators, and then the one that some of these sent of just these votes."""

@@ -12,11 +12,12 @@ from coordinator.clock import aggregation
 from coordinator.clock.effects import NoticeKind, SendNotice, SendSumRequest
 from coordinator.clock.events import Connected, Disconnected, ExclusionAsked, JoinAsked, Reported, Summed, TimerFired
 from coordinator.clock.state import Run
+from protos.admission_config import AdmissionConfig
 from protos.holdings import digest_of as digest_over
 from protos.identity import Identity, peer_id
 from protos.log import Aggregate
 from protos.optimizer_config import OptimizerConfig
-from protos.run_config import AdmissionConfig, ClockConfig, RunConfig, TrustConfig
+from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.driver import (
     LAYOUT,
     Harness,

@@ -9,9 +9,9 @@ import pytest
 from coordinator.serving import failure_counts
 from coordinator.serving.failure_counts import OTHER, VERSIONS_KEPT, Failures
 from coordinator.serving.metrics import Metrics
+from protos.admission_config import AdmissionConfig
 from protos.errors import NetworkError, RefusedError
 from protos.failures import REASONS, failure_values, failure_words
-from protos.run_config import AdmissionConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import software_version
 from tests.unit.coordinator.serving import identity, operated, peers, served

@@ -14,7 +14,7 @@ from coordinator.clock.records import SnapshotFact, Withdrawn
 from coordinator.clock.state import Phase
 from coordinator.commands.fork_changes import changes_of, forked
 from coordinator.commands.operator import Operator
-from coordinator.commands.parents import Parent, _without_its_anchors
+from coordinator.commands.parents import Parent, _without_its_authorities
 from coordinator.serving.reading import states
 from coordinator.store.journal import Journal
 from protos.assignment import Range
@@ -187,8 +187,8 @@ def test_a_run_without_snapshots_says_that_there_is_nothing_to_fork() -> None:
 
 def test_anchors_of_another_operator_have_no_authority_over_a_fork() -> None:
     named = RunConfig(trust=TrustConfig(anchors=[peer_id(key(7))]))
-    assert _without_its_anchors(named).trust == TrustConfig(anchored=True)
-    assert _without_its_anchors(SETTINGS) == SETTINGS
+    assert _without_its_authorities(named).trust == TrustConfig(anchored=True)
+    assert _without_its_authorities(SETTINGS) == SETTINGS
 
 
 # ---- what a fork is to the machine -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,13 +24,18 @@ from coordinator.clock.wait_queue import (
     moved,
     waiting,
 )
-from coordinator.serving.clocks import monotonic_ms
-from coordinator.store.wait_queue_file import NAME, RETURN_MS_MAX, WaitQueueFile
+from coordinator.serving.hub import Hub
+from coordinator.serving.metrics import Metrics
+from coordinator.serving.served_coordinator import _earlier_lines
+from coordinator.store.journal import Journal
+from coordinator.store.wait_queues import FILE, RETURN_MS_MAX, WaitQueues
 from node.link.client import CoordinatorClient
+from protos.admission_config import AdmissionConfig
 from protos.errors import RefusedError
-from protos.run_config import AdmissionConfig, RunConfig
+from protos.run_config import RunConfig
 from protos.ticket import Ticket, seal_ticket
 from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import log_pb2
 from tests.unit.coordinator.driver import LAYOUT
 from tests.unit.coordinator.serving import COORDINATOR, LivePeer, Served, eventually, identity, peers, served
 
@@ -133,20 +139,60 @@ def test_the_peers_of_one_network_keep_no_more_places_of_the_run_than_they_may_t
     assert asked(line, ADA, "198.51.100.0/24", 16, most, 2).place == 0, "half of the places are for others"
 
 
-def test_the_file_is_read_back_and_a_damaged_one_costs_only_places(tmp_path: Path) -> None:
-    path = tmp_path / NAME
-    lines = WaitQueueFile(path, 0)
+def test_a_line_is_read_back_and_damaged_bytes_cost_only_places() -> None:
+    lines, run_id = WaitQueues(), b"r" * 32
     line, _ = ask({}, ADA, 0, 0, "net")
     line, _ = ask(line, BOB, 0, 0)
-    lines.keep(b"r" * 32, line, 0)
-    again = WaitQueueFile(path, 900)
-    assert list(again.of(b"r" * 32)) == [ADA, BOB]
-    assert again.of(b"r" * 32)[ADA].asked_ms == 900, "the time while the coordinator was away does not count"
-    for damaged in (b"", b"[]", b"{", b'{"zz": []}', b'{"aa": 3}', b"\xff"):
-        path.write_bytes(damaged)
-        assert WaitQueueFile(path, 0).of(b"r" * 32) == {}
-    again.keep(b"r" * 32, {}, 0)
-    assert WaitQueueFile(path, 0).of(b"r" * 32) == {}
+    line, _ = ask(line, ADA, 1, 0, "net")
+    lines.keep(run_id, line, 0)
+    kept = lines.pop_changed()
+    assert not lines.is_changed
+    lines.keep(run_id, line, 5)
+    assert not lines.is_changed, "nobody came or left"
+    again = WaitQueues(900, kept)
+    assert list(again.of(run_id)) == [ADA, BOB]
+    assert again.of(run_id)[ADA] == QueuedPeer("net", 900, 900), "the time while no coordinator acted does not count"
+    assert again.waits_for_members(901)
+    for damaged in (b"", b"[]", b"{", b'[["zz", ""]]', b'{"aa": 3}', b"\xff", b"[3]", b"[" * 100_000):
+        assert WaitQueues(0, {run_id: damaged}).of(run_id) == {}
+    again.keep(run_id, {}, 0)
+    assert again.pop_changed() == {run_id: b""}
+
+
+def test_the_journal_has_the_newest_line_of_a_run_and_none_of_a_deleted_one(tmp_path: Path) -> None:
+    journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
+    one, two = b"1" * 32, b"2" * 32
+    for run_id in (one, two):
+        journal.create_run(run_id, log_pb2.Genesis(nonce=run_id[:16]))
+    for body in (b"a", b"b", b"c"):
+        journal.keep_line(one, body)
+    journal.keep_line(two, b"x")
+    assert journal.lines() == {one: b"c", two: b"x"}
+    journal.keep_line(two, b"")
+    assert journal.lines() == {one: b"c"}
+    journal.delete_run(one)
+    while journal.purge():
+        pass
+    assert journal.lines() == {}
+    journal.close()
+
+
+async def test_the_file_of_an_earlier_version_is_taken_over_once(tmp_path: Path) -> None:
+    async with served(tmp_path, FULL) as here:
+        run_id = here.invite.run_id
+    path = tmp_path / FILE
+    path.write_text(json.dumps({run_id.hex(): [[ADA.hex(), "net"], [BOB.hex(), ""]], "zz": 3}))
+    assert _earlier_lines(path) == {}, "one that cannot be read has none"
+    path.write_text(json.dumps({run_id.hex(): [[ADA.hex(), "net"], [BOB.hex(), ""]]}))
+    lines = _earlier_lines(path)
+    assert not path.exists()
+    journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
+    hub = Hub(journal, COORDINATOR, Metrics())
+    hub.restore(lines)
+    assert list(hub.lines.of(run_id)) == [ADA, BOB]
+    await eventually(journal.lines)
+    await hub.stop()
+    hub.close()
 
 
 def test_the_expected_wait_follows_from_the_pace_at_which_places_became_free() -> None:
@@ -179,7 +225,6 @@ async def turn(peer: LivePeer) -> pb.MayJoinResponse:
 
 async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) -> None:
     async with served(tmp_path, FULL) as here, peers(here, 3) as (ada, bob, cay):
-        here.hub.lines = WaitQueueFile(tmp_path / NAME, monotonic_ms())
         assert (await turn(ada)).place == 0, "nobody waits, so the peer need not wait for others to come back"
         await ada.join()
         for peer, place, length in ((bob, 1, 1), (cay, 2, 2), (bob, 1, 2)):
@@ -196,12 +241,11 @@ async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) ->
         with pytest.raises(RefusedError, match="2 peers wait in line"):
             await cay.client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device="cpu"))
     async with served(tmp_path, FULL) as here, peers(here, 3) as (ada, bob, cay):
-        here.hub.lines = WaitQueueFile(tmp_path / NAME, monotonic_ms())
         assert (await turn(cay)).place == 2, "the place that looks free may be Ada's"
         assert (await turn(bob)).place == 1
         with pytest.raises(RefusedError, match="2 peers wait in line"):
             await bob.client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device="cpu"))
-        here.hub.lines = WaitQueueFile(tmp_path / NAME, monotonic_ms() - RETURN_MS_MAX)
+        here.hub.lines._read_ms -= RETURN_MS_MAX
         assert (await turn(cay)).place == 1, "the place is kept for Bob"
         assert (await turn(bob)).place == 0
         answer = await turn(cay)

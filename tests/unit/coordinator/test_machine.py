@@ -30,6 +30,7 @@ from coordinator.clock.events import (
 )
 from coordinator.clock.records import Equivocated, SnapshotAgreed, SnapshotFact
 from coordinator.clock.state import PeerPhase, Phase
+from protos.admission_config import OperatorsConfig
 from protos.assignment import Range
 from protos.changes import settings_of
 from protos.equivocation import Offence
@@ -290,11 +291,12 @@ def opened_together(
     peers: int = 3,
     optimizer: OptimizerConfig | None = None,
     evaluation: EvaluationConfig | None = None,
+    operators: OperatorsConfig | None = None,
     **clock: object,
 ) -> Harness:
     """The same where the run could go on with a peer less, or with `min_peers`."""
     settings = config(**{"min_peers": peers - 1, "snapshot_every": 2, **clock})
-    sections = {"optimizer": optimizer, "evaluation": evaluation}
+    sections = {"optimizer": optimizer, "evaluation": evaluation, "operators": operators}
     update = {name: section for name, section in sections.items() if section is not None}
     harness = Harness(settings.model_copy(update=update))
     for n in range(peers):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+from coordinator.clock.state import Phase
+from coordinator.commands.invite_calls import facts_of
 from coordinator.commands.operator import Operator
+from coordinator.commands.signing import Operators
 from coordinator.web import actions
 from coordinator.web.actions import ALL
+from protos.admission_config import OperatorsConfig
 from protos.identity import peer_id
 from protos.invite import Invite
 from protos.run_config import RunConfig
-from tests.unit.coordinator.serving import Served, eventually, operated, peers, served
+from tests.unit.coordinator.serving import COORDINATOR, Served, eventually, identity, operated, peers, served
 from tests.unit.web.test_operator_page import Site, site
 
 TOML = 'name = "made here"\n[clock]\nsteps = 20\nmin_peers = 2\n'
@@ -158,5 +163,37 @@ async def test_a_coordinator_that_does_not_answer_is_an_error_of_its_own(tmp_pat
 
 def test_the_page_can_do_what_is_listed_and_nothing_else() -> None:
     acts = {name for name, what in ALL.items() if what.acts}
-    assert acts == {"create", "pause", "resume", "finish", "exclude", "readmit", "change", "invite", "revoke"}
+    assert acts == {"create", "pause", "resume", "finish", "exclude", "readmit", "change", "invite", "revoke", "sign"}
     assert ALL.keys() - acts == {"runs", "run", "check"}
+
+
+async def test_orders_of_several_operators_are_shown_and_signed_where_the_pages_key_is_one_of_them(
+    tmp_path: Path,
+) -> None:
+    ada, bob = identity(40), identity(41)
+    for name, keys, signs in (("in", (COORDINATOR, ada), True), ("out", (bob, ada), False)):
+        home, named = tmp_path / name, OperatorsConfig(keys=[it.peer_id for it in keys], needed=2)
+        home.mkdir()
+        run_config = config().model_copy(update={"operators": named})
+        async with served(home, run_config) as here, site(home, lambda home=home: Operator(home)) as page:  # type: ignore[misc]
+            run = run_of(here)
+            with operated(here):
+                await page.login()
+                facts = await good(page, "run", run)
+                assert (facts["operators"], facts["needed"], facts["signs"], facts["orders"]) == (2, 2, signs, [])
+                given = await asyncio.to_thread(
+                    lambda: Operators(here.invite, facts_of(here.invite), ada).give(finishes=True, reason="enough")
+                )
+                [row] = (await good(page, "run", run))["orders"]
+                assert (row["says"], row["signed_by"]) == ("finish the run: enough", [ada.peer_id])
+                if signs:
+                    waits = (await good(page, "exclude", run, peer=ada.peer_id, reason="noise"))["said"]
+                    assert "it needs 2 operators" in waits
+                    said = (await good(page, "sign", run, order=given.name.hex()[:12]))["said"]
+                    assert "is obeyed" in said
+                    assert here.runtime.run.phase is Phase.FINISHED
+                else:
+                    for what, values in (("sign", {"order": row["order"]}), ("finish", {"reason": ""})):
+                        status, why = await bad(page, what, run, **values)
+                        assert (status, "is none of this run's operators" in why) == (400, True)
+                    assert here.runtime.run.phase is not Phase.FINISHED

@@ -17,9 +17,10 @@ from coordinator.commands.planning import AGGREGATORS, adds_up, layout_of_run, p
 from node.model.spec import ModelSpec, build
 from node.training.replica import Replica
 from protos.address import block_of
+from protos.admission_config import AdmissionConfig
 from protos.identity import peer_id
 from protos.optimizer_config import OptimizerConfig
-from protos.run_config import AdmissionConfig, ClockConfig, DataConfig, RunConfig, TrustConfig
+from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.driver import key
 from tests.unit.coordinator.serving import operated, served
 from tests.unit.coordinator.test_service import WAITS

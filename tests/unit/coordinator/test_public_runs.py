@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from coordinator import __main__ as operate
 from node import __main__ as command
 from node.commands import public_runs_view
+from protos.admission_config import AdmissionConfig
 from protos.envelope import Kind, parse, seal, seal_bytes
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.identity import Identity
@@ -31,7 +32,7 @@ from protos.public_runs import (
     open_runs,
     sealed_run,
 )
-from protos.run_config import AdmissionConfig, RunConfig
+from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, log_pb2
 from tests.unit.coordinator.driver import config

@@ -19,6 +19,7 @@ from coordinator.clock.records import (
     Evaluated,
     Judged,
     LayoutFixed,
+    OrderSigned,
     OwnerNamed,
     PeerExcluded,
     PeerLeft,
@@ -46,6 +47,7 @@ from protos.equivocation import prove
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity
 from protos.log import Contribution, Entry, Equivocation, Exclusion, Verdict, entry_body, entry_hash, lr_to_bits
+from protos.orders import OperatorOrder, order_body
 from protos.owner import Owner
 from protos.tick import Tick
 from protos.ticket import Ticket
@@ -124,6 +126,9 @@ def records() -> dict[str, Record]:
         "paused for no reason": RunPaused(""),
         "resumed": RunResumed(),
         "ended": RunEnded(End(17, a(3), "it is good enough, ☕")),
+        "order": OrderSigned(
+            order_body(OperatorOrder(bytes(16), 1, "a word, ☕", a(3))), a(4), bytes([5]) * 64, 1_700_000_000_000
+        ),
         "archived": RunArchived(True),
         "not archived": RunArchived(False),
         "decay": DecayStarted(700, 300),

@@ -12,8 +12,9 @@ from coordinator.clock.events import Claim, Connected, Disconnected, Reported, T
 from coordinator.clock.records import SnapshotFact
 from coordinator.clock.state import Peer, PeerPhase, Phase
 from coordinator.clock.trust import Standing
+from protos.admission_config import AdmissionConfig
 from protos.identity import peer_id
-from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
+from protos.run_config import RunConfig, TrustConfig
 from protos.ticket import Ticket
 from tests.unit.coordinator.driver import (
     LAYOUT,

@@ -22,13 +22,14 @@ from coordinator.serving import clocks
 from coordinator.store.folded import FoldedRuns
 from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient
+from protos.admission_config import AdmissionConfig
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.grpc_errors import SessionLostError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import run_id_of
-from protos.run_config import AdmissionConfig, RunConfig
+from protos.run_config import RunConfig
 from protos.ticket import Ticket, seal_ticket
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc

@@ -17,6 +17,7 @@ from coordinator.__main__ import app as coordinator_app
 from coordinator.commands.invites import row_of
 from coordinator.commands.peers import rows_of
 from coordinator.commands.showing import line_of, shown
+from coordinator.commands.signing import OrderState
 from coordinator.serving.served_coordinator import Serving
 from coordinator.store.backup import BackupSummary
 from node.__main__ import app as node_app
@@ -33,6 +34,7 @@ from node.training.telemetry import Summary
 from protos.about import versions
 from protos.invite import Invite
 from protos.json_line import as_line
+from protos.orders import OperatorOrder, SignedOrder, order_body
 from protos.public_runs import PublicRun
 from protos.run_config import RunConfig
 from protos.start import StartingState
@@ -104,6 +106,8 @@ def test_the_page_names_the_keys_of_the_other_commands() -> None:
     assert listed("backup") == {it.name for it in fields(BackupSummary)} | {"file"}
     assert listed("invite list") == {*row_of(ticket), "invite"}
     assert listed("peer list") == set(rows_of(FACTS)[0])
+    signed = SignedOrder(order_body(OperatorOrder(bytes(16), 0, finishes=True)))
+    assert listed("order list") == set(OrderState(bytes(32), signed, 2).values())
     begun = StartingState(bytes(32), bytes(32), 1, bytes(32), bytes(32), 1, bytes(32), 0)
     assert listed("start-from") == {*Started(begun, b"", 1, "hub").values(), "file"}
     assert listed("data survey") == {*Reading().values(), "source", "lines"}
