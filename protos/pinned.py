@@ -93,8 +93,14 @@ def fetch_certificate(
         by = "" if proxy is None else f", and not through the proxy {proxy.at} either"
         raise NetworkError(f"no coordinator answers at {address}{by}: {error}") from error
     if hashlib.sha256(certificate).digest() != sha256:
+        by = perhaps = ""
+        if proxy is not None:
+            by = f", reached through the proxy {proxy.at},"
+            perhaps = (
+                "a proxy that opens TLS has its own: ask who runs this network to pass this address on unopened; or "
+            )
         raise RefusedError(
-            f"the server at {address} is not the invite's coordinator: the server has another TLS certificate; "
+            f"the server at {address}{by} is not the invite's coordinator: the server has another TLS certificate; {perhaps}"
             "ask the run's operator for a new invite"
         )
     return ssl.DER_cert_to_PEM_cert(certificate).encode()

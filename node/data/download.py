@@ -7,13 +7,15 @@ owner allows them: a run could else make a peer call the devices of its own home
 from __future__ import annotations
 
 import ipaddress
+import math
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 
@@ -29,6 +31,8 @@ RATE_BYTES_MIN: Final = 1 << 16
 """A server that sends less in RATE_SECONDS counts as away."""
 CONNECT_SECONDS_MAX: Final = 20.0
 SILENCE_SECONDS_MAX: Final = 60.0
+LOOK_SECONDS: Final = 0.5
+"""How often a deadline is looked at."""
 REDIRECTS_MAX: Final = 5
 WAIT_SECONDS_MIN: Final = 1.0
 WAIT_SECONDS_MAX: Final = 60.0
@@ -136,25 +140,27 @@ class Mirrors:
 
 
 class WebReader:
-    """Reads files of the web. `private`: addresses of this machine and of private networks are allowed.
+    """Reads files of the web. `private`: addresses of this machine and of private networks are allowed. An address of the
+    internet leads there in no case.
 
     `check` sees each request in place of that rule, also one that a server sends this program to."""
 
     def __init__(self, *, private: bool = False, check: Callable[[httpx2.Request], None] | None = None) -> None:
-        self._private, self._looks = private, check or self._check
+        self._private, self._check = private, check
 
     def blocks(self, url: str, start: int, most: int, *, exactly: bool = False) -> Iterator[bytes]:
         """At most `most` bytes of a file from byte `start` on; `exactly` these, from a server that knows ranges.
 
         Raises OSError, httpx2.HTTPError, DataError."""
         headers = {"Range": f"bytes={start}-{start + most - 1 if exactly else ''}"} if start or exactly else {}
-        with self._client() as client, client.stream("GET", url, headers=headers) as answer:
+        with _Deadline(url) as deadline, self._answer(url, headers, deadline) as answer:
             answer.raise_for_status()
             partial = answer.status_code == httpx2.codes.PARTIAL_CONTENT
             if exactly and not partial:
                 raise OSError(f"{url}: the server knows no byte ranges")
             skipped = 0 if partial else start  # a server may know no ranges
-            for block in _not_too_slow(answer.iter_raw(), url):  # raw: nothing unpacks what a stranger packed
+            # raw: nothing unpacks what a stranger packed
+            for block in _not_too_slow(deadline.blocks(answer.iter_raw()), url):
                 kept = block[skipped:]
                 skipped -= len(block) - len(kept)
                 most -= len(kept)
@@ -163,28 +169,110 @@ class WebReader:
                 yield kept
 
     @contextmanager
-    def _client(self) -> Iterator[httpx2.Client]:
+    def _answer(self, url: str, headers: dict[str, str], deadline: _Deadline) -> Iterator[httpx2.Response]:
+        """The answer after at most REDIRECTS_MAX redirects. Their bodies are not read: nothing would bound them."""
         agent = {"User-Agent": f"swarmentum/{software_version()}", "Accept-Encoding": "identity"}
         limits = httpx2.Timeout(SILENCE_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
-        hooks = {"request": [self._looks]}
-        with httpx2.Client(
-            headers=agent, timeout=limits, follow_redirects=True, max_redirects=REDIRECTS_MAX, event_hooks=hooks
-        ) as client:
-            yield client
+        with httpx2.Client(headers=agent, timeout=limits) as client:
+            first = following = client.build_request("GET", url, headers=headers, extensions={"trace": deadline.trace})
+            for _ in range(REDIRECTS_MAX + 1):
+                self._look(following, first)
+                with deadline.wait():
+                    answer = client.send(following, stream=True)
+                if answer.next_request is None:
+                    break
+                answer.close()
+                following = answer.next_request
+            else:
+                raise OSError(f"{url}: more than {REDIRECTS_MAX} redirects")
+            try:
+                yield answer
+            finally:
+                answer.close()
 
-    def _check(self, request: httpx2.Request) -> None:
-        """Before each request, also one that a server sends this peer to."""
-        host, port = request.url.host, request.url.port or {"https": 443}.get(request.url.scheme, 80)
+    def _look(self, request: httpx2.Request, first: httpx2.Request) -> None:
+        """Before each request, also one that the server of the `first` one sends this peer to."""
+        if self._check is not None:
+            self._check(request)
+            return
         if request.url.scheme not in SCHEMES:
             raise OSError(f"{request.url} is no http or https address")
-        if self._private:
+        if self._private and (request is first or _private_place(first.url, known=False)):
             return
-        for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            if not is_public(str(place[0])):
-                raise DataError(
-                    f"data: {host} is {place[0]}, an address of this machine or of a private network; if you trust the run's "
-                    "operator, join with --allow-data"
-                )
+        if place := _private_place(request.url, known=not self._private):
+            host = request.url.host
+            todo = "if you trust the run's operator, join with --allow-data"
+            if self._private:
+                host, todo = f"{first.url.host} leads to {host}, which", f"if you mean it, name {host} itself"
+            raise DataError(f"data: {host} is {place}, an address of this machine or of a private network; {todo}")
+
+
+class _Deadline:
+    """Ends the connection of a request whose server keeps this program waiting for SILENCE_SECONDS_MAX without a whole answer
+    or block. The timeouts of the HTTP client begin again with each byte."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._until, self._expired = url, math.inf, False
+        self._connections, self._end = list[socket.socket](), threading.Event()
+
+    def __enter__(self) -> _Deadline:
+        threading.Thread(target=self._watch, name="web-deadline", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+
+    def trace(self, event: str, facts: dict[str, Any]) -> None:
+        """The HTTP client tells of its connections. A copy, because TLS takes the socket over."""
+        if event.endswith("connect_tcp.complete"):
+            self._connections.append(facts["return_value"].get_extra_info("socket").dup())
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """What this program waits for within. OSError if it takes too long."""
+        self._until = time.monotonic() + SILENCE_SECONDS_MAX
+        try:
+            yield
+        except httpx2.HTTPError:
+            if not self._expired:
+                raise
+        except UnicodeError as error:  # a host with an empty or a long part, perhaps of a redirect
+            raise OSError(f"{self._url}: {error}") from error
+        self._until = math.inf
+        if self._expired:  # the end of a cut connection can look like the end of a file
+            raise OSError(f"{self._url}: the server kept this program waiting for {SILENCE_SECONDS_MAX:.0f} s")
+
+    def blocks(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """The same blocks."""
+        while True:
+            with self.wait():
+                block = next(blocks, None)
+            if block is None:
+                return
+            yield block
+
+    def _watch(self) -> None:
+        while not self._end.wait(LOOK_SECONDS):
+            if time.monotonic() > self._until:
+                self._expired = True
+                for connection in list(self._connections):
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
+        for connection in self._connections:
+            connection.close()
+
+
+def _private_place(url: httpx2.URL, *, known: bool) -> str:
+    """The first address of this host that is not public; empty without one. Without `known`, a name that this machine does not
+    know has none: its requests may go through a proxy."""
+    port = url.port or {"https": 443}.get(url.scheme, 80)
+    try:
+        places = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        if known:
+            raise OSError(f"{url.host}: {error}") from error
+        return ""
+    return next((str(place[0]) for *_, place in places if not is_public(str(place[0]))), "")
 
 
 def is_public(place: str) -> bool:

@@ -127,6 +127,32 @@ def test_a_proxy_leads_to_a_coordinator_that_does_not_answer_directly(served: Se
         assert "403" in said
 
 
+def test_a_proxy_that_opens_tls_is_named(served: Served, tmp_path: Path) -> None:
+    other = replace(served, address="coordinator.invalid:443", certificate=tls.load_or_create(tmp_path / "other"))
+    with connect_proxy() as proxy:
+        proxy.leads["coordinator.invalid:443"] = int(served.address.rpartition(":")[2])
+        said = other.asked(https_proxy=proxy.url, no_proxy="", NO_PROXY="")
+        assert f"reached through the proxy 127.0.0.1:{proxy.port}" in said
+        assert "a proxy that opens TLS" in said
+    assert "proxy" not in replace(other, address=served.address).asked()
+
+
+@pytest.mark.parametrize("value", ["http://cam@127.0.0.1:{port}", "  http://cam:SECRET@127.0.0.1:{port} "])
+def test_grpc_asks_the_same_proxy_in_the_same_words(served: Served, value: str) -> None:
+    with connect_proxy() as proxy:
+        proxy.leads["coordinator.invalid:443"] = int(served.address.rpartition(":")[2])
+        away = replace(served, address="coordinator.invalid:443")
+        assert away.asked(https_proxy=value.format(port=proxy.port), no_proxy="", NO_PROXY="") == "answered"
+        words = {line for head in proxy.asked for line in head.split("\r\n") if line.lower().startswith("proxy-auth")}
+        assert len({line.partition(":")[2] for line in words}) == 1
+
+
+@pytest.mark.parametrize("address", ["a..b:443", f"{'x' * 64}.org:443"])
+def test_a_host_that_cannot_be_is_a_sentence_with_a_proxy_too(served: Served, address: str) -> None:
+    said = replace(served, address=address).asked(https_proxy="http://127.0.0.1:9", no_proxy="", NO_PROXY="")
+    assert said.startswith(f"no coordinator answers at {address}"), said
+
+
 def test_an_operator_hears_a_year_before_that_a_certificate_of_before_ends(tmp_path: Path) -> None:
     now = datetime(2026, 11, 25, tzinfo=UTC)
     old = of_before(tmp_path, now)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.server
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from node.data import download
-from node.data.download import Mirrors, is_public
+from node.data.download import Mirrors, WebReader, is_public
 from node.data.manifest import MANIFEST, Shard, sha256_of
 from protos.errors import DataError, NetworkError
 from protos.web_address import is_web
@@ -30,6 +32,7 @@ class Server:
         self.files = {"/set/0.bin": DATA, f"/set/{MANIFEST}": b"the manifest"}
         self.break_after = list[int]()
         self.ranges, self.status, self.location = True, 200, ""
+        self.redirect_bytes = 0
         self.trickle, self.headers = 0.0, dict[str, str]()
         self.asked = list[tuple[str, str | None]]()
         outer = self
@@ -52,7 +55,7 @@ class Server:
         if self.location or data is None or self.status != 200:
             request.send_response(302 if self.location else 404 if data is None else self.status)
             request.send_header("Location", self.location)
-            request.send_header("Content-Length", "0")
+            request.send_header("Content-Length", str(self.redirect_bytes))
             request.end_headers()
             return
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
@@ -190,6 +193,84 @@ def test_nor_by_sending_it_there(server: Server, monkeypatch: pytest.MonkeyPatch
     server.location = "file:///etc/passwd"
     with pytest.raises(NetworkError):
         Mirrors([server.url], private=False).manifest("0" * 64)
+
+
+def test_an_address_of_the_internet_leads_to_no_private_one_even_if_a_person_typed_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Server()
+    try:
+        server.location = f"{other.url}/{MANIFEST}"
+        assert Mirrors([server.url], private=True).manifest(None) == b"the manifest", "both are private"
+        real = download.ipaddress.ip_address
+        public = real("93.184.216.34")
+        monkeypatch.setattr(
+            download.ipaddress, "ip_address", lambda text: public if text == "127.0.0.1" else real(text)
+        )
+        assert Mirrors([server.url], private=True).manifest(None) == b"the manifest", "both are public"
+        server.location = "http://[::1]:1/reboot"
+        with pytest.raises(
+            DataError, match=r"127\.0\.0\.1 leads to ::1, which is ::1, .*; if you mean it, name ::1 itself"
+        ):
+            Mirrors([server.url], private=True).manifest(None)
+    finally:
+        other.http.shutdown()
+        other.http.server_close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (HEAD + b"X-A: ", b"a"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n4\r\nfour\r\n1;", b"a"),
+        (HEAD + b"\r\nfour", b""),
+    ],
+    ids=["head", "103", "chunk", "silence"],
+)
+def test_a_server_that_never_ends_a_piece_has_a_deadline(
+    first: bytes, again: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte began the HTTP client's own timeouts again, so `verify` waited for ever."""
+    monkeypatch.setattr(download, "SILENCE_SECONDS_MAX", 0.6)
+    monkeypatch.setattr(download, "LOOK_SECONDS", 0.05)
+    ended = threading.Event()
+
+    def answer() -> None:
+        stream, _ = listening.accept()
+        with stream, contextlib.suppress(OSError):
+            stream.recv(65536)
+            stream.sendall(first)
+            while not ended.wait(0.05):
+                stream.sendall(again)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, daemon=True).start()
+        url, began, came = f"http://127.0.0.1:{listening.getsockname()[1]}/x", time.monotonic(), list[bytes]()
+        try:
+            with pytest.raises((OSError, httpx2.HTTPError), match=r"kept this program waiting for 1 s|timed out"):
+                came.extend(WebReader(private=True).blocks(url, 0, 100))
+        finally:
+            ended.set()
+    assert time.monotonic() - began < 10
+    assert came == ([b"four"] if b"four" in first else [])
+
+
+def test_the_body_of_a_redirect_is_not_read(server: Server) -> None:
+    """It was read whole into memory, and unpacked."""
+    server.location, server.redirect_bytes = server.url + "/elsewhere", 1 << 40
+    with pytest.raises(OSError, match="more than 5 redirects"):
+        list(WebReader(private=True).blocks(server.url, 0, 100))
+    assert len(server.asked) == 1 + download.REDIRECTS_MAX
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_host_that_cannot_be_is_a_failure_of_the_network(private: bool) -> None:
+    with pytest.raises(OSError, match="label empty"):
+        list(WebReader(private=private).blocks("http://a..b/x", 0, 100))
 
 
 def test_what_is_an_address() -> None:

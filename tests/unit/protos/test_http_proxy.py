@@ -36,6 +36,14 @@ def _no_proxy_here(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"https_proxy": "socks5://proxy.campus:1080"}, None),
         ({"https_proxy": "https://proxy.campus"}, None),
         ({"https_proxy": "http://proxy.campus:port"}, None),
+        ({"https_proxy": " http://proxy.campus:3128\n"}, "proxy.campus:3128"),
+        ({"https_proxy": "http://pröxy.campus:3128"}, "xn--prxy-6qa.campus:3128"),
+        ({"https_proxy": "http://..:3128"}, None),
+        ({"https_proxy": f"http://{'x' * 64}.campus:3128"}, None),
+        ({"https_proxy": "http://a%00b:3128"}, None),
+        ({"https_proxy": "http://[fe80::1%eth0]:3128"}, None),
+        ({"https_proxy": "http://a:\udce4@proxy.campus:3128"}, None),
+        ({"https_proxy": "\udce4:3128"}, None),
         ({"https_proxy": "http://"}, None),
         ({"https_proxy": ""}, None),
     ],
@@ -46,6 +54,40 @@ def test_what_the_environment_names(monkeypatch: pytest.MonkeyPatch, variables: 
     found = proxy_for(AWAY)
     assert (None if found is None else found.at) == at
     assert "a:b" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "url"),
+    [
+        ("proxy.campus", "http://proxy.campus:80"),
+        (" HTTP://Proxy.campus/a?b#c", "http://proxy.campus:80"),
+        ("http://cam@proxy.campus", "http://cam:@proxy.campus:80"),
+        ("http://cam:p%40s^s%@proxy.campus:1", "http://cam:p%40s%5Es%25@proxy.campus:1"),
+        ("http://cam:%E4@[2001:db8::1]:1", "http://cam:%E4@[2001:db8::1]:1"),
+    ],
+)
+def test_grpc_gets_an_address_that_it_reads_as_this_program_does(
+    monkeypatch: pytest.MonkeyPatch, value: str, url: str
+) -> None:
+    """It took port 443 where none is named, and wrote what it could not read to stderr, with the password."""
+    monkeypatch.setenv("https_proxy", value)
+    found = proxy_for(AWAY)
+    assert found is not None
+    assert found.url == url
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".org"])
+def test_no_proxy_leads_to_a_host_that_cannot_be(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    assert way_to(host, 443) is None
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".org", "a\r\nb", "a b", "h\x00", "\udce4", "fe80::1%eth0", "::x"])
+def test_a_host_that_cannot_be_is_a_failure_of_the_network(host: str) -> None:
+    with connect_proxy() as proxy:
+        with pytest.raises(OSError, match=r"no name of a host|IPv6|hexadecimal|Only hex"):
+            HttpProxy("127.0.0.1", proxy.port, proxy.url).connect(host, 443, 5.0)
+        assert proxy.asked == []
 
 
 def test_nothing_of_what_the_other_side_says_first_is_lost() -> None:
