@@ -8,7 +8,9 @@ Refuses to listen at any address but 127.0.0.1.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -34,7 +36,9 @@ class Tunnels:
     def __init__(self, log: Any) -> None:
         self._log = log
         self._servers: dict[tuple[str, int], asyncio.Server] = {}
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, list[asyncio.StreamWriter]] = {}
+        # Its own: a proxy that is silent would else take all threads that aggregation and publication wait for.
+        self._threads = ThreadPoolExecutor(CONNECTIONS_MAX, "http-proxy")
         self._told: list[str] = []
 
     async def ways(self, addresses: Sequence[str]) -> list[str]:
@@ -68,15 +72,30 @@ class Tunnels:
         for server in self._servers.values():
             server.close()
         self._servers.clear()
-        for writer in list(self._open):
-            writer.close()
+        for writers in self._open.values():
+            for writer in writers:
+                writer.close()
+        self._threads.shutdown(wait=False)
 
     async def _needs(self, it: Address, proxy: HttpProxy) -> bool:
         """Whether the proxy leads there, and the direct way does not. What needed the proxy before is asked there first: a
         firewall that drops packets costs seconds."""
-        if (it.host, _port(it)) in self._servers and await _leads(it, proxy):
+        if (it.host, _port(it)) in self._servers and await self._leads(it, proxy):
             return True
-        return not await _answers(it) and await _leads(it, proxy)
+        return not await _answers(it) and await self._leads(it, proxy)
+
+    async def _leads(self, it: Address, proxy: HttpProxy) -> bool:
+        try:
+            opened = await self._connect(proxy, it.host, _port(it))
+        except OSError:
+            return False
+        opened.close()
+        return True
+
+    async def _connect(self, proxy: HttpProxy, host: str, port: int) -> socket.socket:
+        """See `HttpProxy.connect`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, proxy.connect, host, port, CONNECT_SECONDS_MAX)
 
     async def _listen(self, it: Address, proxy: HttpProxy) -> int:
         """The local port that leads there; 0 if there are TUNNELS_MAX already."""
@@ -93,15 +112,13 @@ class Tunnels:
 
     async def _pass_on(self, near: _Streams, proxy: HttpProxy, there: tuple[str, int]) -> None:
         """Pass bytes on, both ways, until one side ends."""
-        writers = [near[1]]
+        if len(self._open) >= CONNECTIONS_MAX or not self._servers:
+            near[1].close()
+            return
+        writers = self._open[near[1]] = [near[1]]
         try:
-            if len(self._open) >= 2 * CONNECTIONS_MAX:
-                return
-            self._open.add(near[1])
-            opened = await asyncio.to_thread(proxy.connect, *there, CONNECT_SECONDS_MAX)
-            far = await asyncio.open_connection(sock=opened)
+            far = await asyncio.open_connection(sock=await self._connect(proxy, *there))
             writers.append(far[1])
-            self._open.add(far[1])
             ways = [asyncio.ensure_future(_copy(near[0], far[1])), asyncio.ensure_future(_copy(far[0], near[1]))]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -114,8 +131,8 @@ class Tunnels:
                 "the HTTP proxy does not connect", proxy=proxy.at, to=f"{there[0]}:{there[1]}", why=str(error)
             )
         finally:
+            del self._open[near[1]]
             for writer in writers:
-                self._open.discard(writer)
                 writer.close()
 
 
@@ -134,15 +151,6 @@ async def _answers(it: Address) -> bool:
     except OSError:
         return False
     writer.close()
-    return True
-
-
-async def _leads(it: Address, proxy: HttpProxy) -> bool:
-    try:
-        opened = await asyncio.to_thread(proxy.connect, it.host, _port(it), CONNECT_SECONDS_MAX)
-    except OSError:
-        return False
-    opened.close()
     return True
 
 

@@ -11,10 +11,12 @@ SECONDS_MAX = 20.0
 
 
 class ConnectProxy:
-    """`asked`: the heads of all requests. `leads`: the port here that a place leads to; any other one is refused."""
+    """`asked`: the heads of all requests. `leads`: the port here that a place leads to; any other one is refused. While it is
+    `silent`, it answers nothing."""
 
     def __init__(self, leads: dict[str, int]) -> None:
         self.leads, self.asked = leads, list[str]()
+        self.silent, self._held = False, list[socket.socket]()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
         threading.Thread(target=self._serve, daemon=True).start()
@@ -27,6 +29,9 @@ class ConnectProxy:
         with suppress(OSError):
             while True:
                 near, _ = self._server.accept()
+                if self.silent:
+                    self._held.append(near)
+                    continue
                 threading.Thread(target=self._answer, args=(near,), daemon=True).start()
 
     def _answer(self, near: socket.socket) -> None:
@@ -56,7 +61,8 @@ class ConnectProxy:
     def close(self) -> None:
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        for held in (self._server, *self._held):
+            held.close()
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -149,5 +150,34 @@ def test_the_number_of_tunnels_and_connections_is_bounded(monkeypatch: pytest.Mo
     ports = [closed_port() for _ in range(tunnels.TUNNELS_MAX + 2)]
     with connect_proxy() as proxy, speaks_first(FIRST) as server:
         proxy.leads.update({f"{HERE}:{port}": server for port in ports})
+        monkeypatch.setenv("https_proxy", proxy.url)
+        asyncio.run(asyncio.wait_for(go(), 30))
+
+
+def test_a_silent_proxy_takes_no_threads_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 connections to one tunnel kept aggregation and publication waiting for 50 s; connections counted once they led on."""
+
+    async def go() -> None:
+        ways = Tunnels(Log())
+        try:
+            [local] = await ways.ways([at(behind)])
+            proxy.silent = True
+            streams = [await asyncio.open_connection(HERE, int(local.split("/")[4])) for _ in range(60)]
+            ended = [asyncio.ensure_future(reader.read(1)) for reader, _ in streams]
+            began = time.monotonic()
+            await asyncio.wait(ended, timeout=1)
+            assert sum(it.done() for it in ended) == 60 - tunnels.CONNECTIONS_MAX
+            await asyncio.wait_for(asyncio.to_thread(int), 1)
+            assert time.monotonic() - began < tunnels.CONNECT_SECONDS_MAX
+            for _, writer in streams:
+                writer.close()
+            await asyncio.gather(*ended)
+        finally:
+            await ways.close()
+
+    monkeypatch.setattr(tunnels, "CONNECT_SECONDS_MAX", 3.0)
+    behind = closed_port()
+    with connect_proxy() as proxy, speaks_first(FIRST) as server:
+        proxy.leads[f"{HERE}:{behind}"] = server
         monkeypatch.setenv("https_proxy", proxy.url)
         asyncio.run(asyncio.wait_for(go(), 30))
