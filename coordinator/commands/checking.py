@@ -123,7 +123,7 @@ class Findings:
         if self.gave_up:
             raise OperatorError(
                 f"model: it is not checked: {self.gave_up}. With --no-layout the run is created all the same, and its first "
-                "anchor or  its first peers check the model"
+                "anchor or its first peers check the model"
             )
 
 

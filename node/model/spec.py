@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
 from node.model.attention import foreign_attention
+from node.model.own_loop import has_own_loop
 from node.model.portable_draws import Mode, portable_random
 from node.model.sliced_loss import logits_of
 from node.quiet import quiet_libraries
@@ -191,7 +192,9 @@ def _from_factory(
     check_parameters(model, where)
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError(f"{where}: the module has no parameter that is trained")
-    if vocabulary is not None:  # a plain module tells its vocabulary only by its answer, here to two tokens
+    if vocabulary is not None and not has_own_loop(
+        model
+    ):  # a plain module tells its vocabulary only by its answer, here to two tokens
         with torch.no_grad():
             ids = logits_of(model, torch.zeros(1, 2, dtype=torch.int64)).shape[-1]
         if ids < vocabulary:

@@ -54,12 +54,14 @@ class Local:
     def __init__(
         self, peers: int, *, anchor: bool, run: Mapping[str, Any] | str | os.PathLike[str] | None, folder: Path | None
     ) -> None:
-        if not 1 <= peers <= PEERS_MAX:
-            raise OperatorError(f"peers={peers}: a swarm on one machine has 1 to {PEERS_MAX} peers")
+        if not 0 <= peers <= PEERS_MAX:
+            raise OperatorError(
+                f"peers={peers}: a swarm on one machine has 0 (for peers of your own) to {PEERS_MAX} peers"
+            )
         config, self._flags = _config(run, peers), () if run is None else ("--allow-code", "--allow-data")
         self._left_out = () if run is None else ("--set", "allow_left_out=true")
         self._environment = OFFLINE if run is None else {}
-        self._threads = max(1, usable_cores() // peers)
+        self._threads = max(1, usable_cores() // max(peers, 1))
         self.folder, temporary = _folder(folder), folder is None
         logs = self.folder / "logs"
         logs.mkdir()
@@ -162,6 +164,8 @@ class Local:
     def verify(self) -> Verification:
         """Replay the archive that the first peer keeps, as `swarmentum.verify` does, up to its last whole step."""
         self._check_open()
+        if not self._keeper:
+            raise OperatorError("no peer of this swarm keeps an archive: it was started with peers=0")
         kept = self._here.run_folder(self._keeper, self._invite.run_id) / "archive"
         if not kept.is_dir():
             raise OperatorError("the archive has no step yet: call wait(1) first")
@@ -244,7 +248,7 @@ def local(
 
 def _config(run: Mapping[str, Any] | str | os.PathLike[str] | None, peers: int) -> RunConfig:
     if run is None:
-        clock = {"min_peers": min(2, peers), "batch_samples": SAMPLES_A_PEER * peers}
+        clock = {"min_peers": max(1, min(2, peers)), "batch_samples": SAMPLES_A_PEER * max(peers, 1)}
         run = {"name": "local", "clock": clock}
     if not isinstance(run, Mapping):
         return toml_file.load(Path(run), RunConfig)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ BLOB = bytes(range(256)) * 4
 SHA256 = hashlib.sha256(BLOB).digest()
 MANY = 5 * len(BLOB)
 ME, LIAR, ONE, OTHER = (Identity.from_seed(bytes([n]) * 32).public_key for n in range(1, 5))
+LAST_TURNS = 5
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -52,19 +53,17 @@ async def send_slowly(
 async def fetching(holders: dict[bytes, Handler]) -> AsyncIterator[BlobFetcher]:
     running: set[asyncio.Task[Any]] = set()
 
-    def closing(handle: Handler) -> Handler:
+    def closing(handle: Handler) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         async def whole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            running.add(task)
-            try:
+            with suppress(OSError, asyncio.IncompleteReadError):  # the fetcher hung up
                 await handle(reader, writer)
-            except (OSError, asyncio.IncompleteReadError):
-                pass  # the fetcher hung up
-            finally:
-                writer.close()
 
-        return whole
+        def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.ensure_future(whole(reader, writer))
+            running.add(task)  # at once: a task that is cancelled before its first turn closes nothing itself
+            task.add_done_callback(lambda _: writer.close())
+
+        return met
 
     servers = {key: await asyncio.start_server(closing(handle), "127.0.0.1", 0) for key, handle in holders.items()}
 
@@ -80,6 +79,8 @@ async def fetching(holders: dict[bytes, Handler]) -> AsyncIterator[BlobFetcher]:
         fetcher.close()
         for server in servers.values():
             server.close()
+        for _ in range(LAST_TURNS):  # a connection that was accepted is met in one of the next turns of the loop
+            await asyncio.sleep(0)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

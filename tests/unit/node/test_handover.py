@@ -339,3 +339,15 @@ def test_a_loss_leaves_the_modes_of_the_model_as_they_were() -> None:
     made = replica(lambda its: Handover(its, evaluates))
     made.mean_gradient(text(), RANGES, 3, None, never, by=made.maker.checker)
     assert all(module.training for module in made.model.modules())
+
+
+def test_the_built_in_loop_refuses_a_model_that_programs_train() -> None:
+    made = replica(None)
+    made.model.own_loop = True  # type: ignore[assignment]
+    with pytest.raises(OperatorError, match=r"own_loop = True: programs train it with swarmentum\.join"):
+        gradients(made)
+    own, handover, program = with_program(own_loop)
+    own.model.own_loop = True  # type: ignore[assignment]
+    assert gradients(own).samples == 8
+    handover.end()
+    program.join(10)
