@@ -249,7 +249,7 @@ def test_what_does_not_fit_the_run_is_said_in_words(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("example", "falls"), [("own_loop", 0.3), ("own_gpt", 0.3), ("own_vit", 0.0)])
+@pytest.mark.parametrize(("example", "falls"), [("own_loop", 0.3), ("own_gpt", 0.3), ("own_vit", 0.3)])
 def test_an_example_of_the_docs_trains(example: str, falls: float, tmp_path: Path) -> None:
     code = (ROOT / "docs" / "examples" / f"{example}.py").read_text()
     assert len(code.splitlines()) <= 50
