@@ -14,6 +14,7 @@ from typing import Any
 from node.blobs.payloads import Payloads
 from node.data.samples import Samples
 from node.mirror.snapshot_places import SnapshotPlaces
+from node.model.own_loop import check_built_in
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
@@ -26,6 +27,7 @@ from node.training.exports import Exports
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
 from node.training.loop import Trainer
+from node.training.maker import BuiltIn
 from node.training.recording import StepRecorder
 from node.training.recovery import Stopping
 from node.training.replica import Replica
@@ -155,6 +157,8 @@ def assemble(
     `exports`: of a copier that stays. `start`: of a fork. This peer looks for it among its snapshots of the parent run, in
     the folder beside `home.folder`.
     """
+    if samples is not None and isinstance(replica.maker, BuiltIn):
+        check_built_in(replica.model)  # before others wait for this peer
     home.door.fit(replica, config.optimizer.cap)
     begins = None
     if start is not None:

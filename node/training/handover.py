@@ -89,7 +89,7 @@ class Unmoved:
     def moved(self) -> str:
         """The name of the first parameter that was moved, or that is another one; empty if none was."""
         found = {name: (p._version, p.data_ptr()) for name, p in self._model.named_parameters()}
-        if changed := next((name for name, was in self._were.items() if found.get(name) != was), ""):
+        if changed := next((name for name in self._were | found if found.get(name) != self._were.get(name)), ""):
             return changed
         if self._norms is None:
             return ""

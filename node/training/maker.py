@@ -15,7 +15,6 @@ from torch import nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gradients, free_cache, no_room
-from node.model.own_loop import check_built_in
 from node.model.sliced_loss import loss as next_token_loss
 from protos.assignment import Range
 from protos.errors import OperatorError
@@ -72,8 +71,6 @@ class BuiltIn:
     ) -> GradResult:
         """The mean over all of the samples, or over those done before `should_stop`; `taker` as of `accumulate_gradients`."""
         model, device = self._model, next(self._model.parameters()).device
-        if self._loss is next_token_loss:
-            check_built_in(model)
         self._fits = min(self._fits or micro_batch, micro_batch)
         while True:
             size = max(min(self._fits, sum(map(len, parts))), 1)

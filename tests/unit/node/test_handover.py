@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from node.assemble import assemble
 from node.data.samples import Samples
 from node.model.gradients import GradResult
 from node.model.sliced_loss import loss
@@ -21,6 +22,7 @@ from node.training.replica import Replica
 from protos.assignment import Range
 from protos.errors import OperatorError
 from protos.optimizer_config import LocalStepsConfig, OptimizerConfig
+from protos.run_config import RunConfig
 from tests.system.tiny import TwoTokens
 
 RUN = bytes(32)
@@ -342,10 +344,15 @@ def test_a_loss_leaves_the_modes_of_the_model_as_they_were() -> None:
 
 
 def test_the_built_in_loop_refuses_a_model_that_programs_train() -> None:
+    """Before it takes part: others would wait for it."""
+    nothing: Any = None
     made = replica(None)
     made.model.own_loop = True  # type: ignore[assignment]
     with pytest.raises(OperatorError, match=r"own_loop = True: programs train it with swarmentum\.join"):
-        gradients(made)
+        assemble(
+            nothing, RunConfig(), made, nothing, text(), nothing, nothing,
+            patience_seconds=1.0, micro_batch=1, autocast=None,
+        )  # fmt: skip
     own, handover, program = with_program(own_loop)
     own.model.own_loop = True  # type: ignore[assignment]
     assert gradients(own).samples == 8
