@@ -20,7 +20,9 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, FailFast, Field, ValidationError
 
 from node.data.download import one_line
+from node.full_disk import is_full
 from node.mirror.mirror_places import BLOCK_BYTES, BUCKETS, FOLDER, Place, WebPlace, place_at
+from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError
 from protos.waits import Waits
 from protos.web_address import SCHEMES
@@ -79,11 +81,11 @@ def copy_to(archive: Path, address: str, told: Told) -> ArchiveIndex:
         index = _index_of(archive)
     except FileNotFoundError as error:
         raise OperatorError(f"{error.filename} was deleted meanwhile: run the command again") from error
-    there = {file.name: file for file in _held(places)}
+    there = {file.name: file for file in _trying(f"{address}/{INDEX}", lambda: _held(places))}
     done = 0
     for file in index.files:
-        if there.get(file.name) != file or places.size(file.name) != file.bytes:
-            _trying(f"{address}/{file.name}", partial(_write_file, places, file, archive / file.name))
+        known = there.get(file.name) == file
+        _trying(f"{address}/{file.name}", partial(_write_file, places, file, archive / file.name, known=known))
         done += file.bytes
         told(done, index.total_bytes)
     # last: who finds the index finds all files
@@ -218,7 +220,7 @@ def _held(places: _Places) -> tuple[IndexedFile, ...]:
         return ()
     try:
         return _read_index(places).files
-    except (OSError, OperatorError):
+    except OperatorError:
         return ()
 
 
@@ -236,8 +238,10 @@ def _read_index(places: _Places) -> ArchiveIndex:
     return index
 
 
-def _write_file(places: _Places, file: IndexedFile, path: Path) -> None:
-    places.write(file.name, _start_of(path, file.bytes))
+def _write_file(places: _Places, file: IndexedFile, path: Path, *, known: bool) -> None:
+    """`known`: the index there has this file already."""
+    if not known or places.size(file.name) != file.bytes:
+        places.write(file.name, _start_of(path, file.bytes))
 
 
 def _fetch_file(places: _Places, file: IndexedFile, path: Path, told: Callable[[int], None]) -> None:
@@ -283,7 +287,7 @@ def _digest(path: Path, size: int) -> hashlib._Hash:
 
 
 def _trying(what: str, work: Callable[[], T]) -> T:
-    """What `work` returns, tried again after errors of the network. Raises NetworkError with the last one."""
+    """What `work` returns, tried again after errors of the network. Raises NetworkError with the last one; DiskError."""
     waits = Waits(WAIT_SECONDS_MIN, WAIT_SECONDS_MAX)
     for left in reversed(range(TRIES)):
         try:
@@ -291,6 +295,10 @@ def _trying(what: str, work: Callable[[], T]) -> T:
         except OperatorError:
             raise
         except Exception as error:  # each library of a place has errors of its own
+            if is_full(error):
+                raise DiskError(
+                    f"{what}: no room is left. Make room, and start again: what is there is used"
+                ) from error
             if not left:
                 raise NetworkError(f"{what}: {one_line(error)}") from error
         time.sleep(waits.next())

@@ -20,9 +20,12 @@ from node.archive.verify import verify
 from node.commands.archive_copies import archive_at
 from node.mirror import archive_copy
 from node.mirror.archive_copy import INDEX, copy_to, fetch
+from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError
 from tests.system.web_folder import WebFolder
 from tests.unit.archive.test_archive import Life
+from tests.unit.memory_bucket import memory_bucket
+from tests.unit.small_disk import fill, small_disk
 
 
 def silent(done: int, of: int) -> None:
@@ -282,3 +285,55 @@ def test_a_damaged_archive_is_an_answer_and_no_traceback(life: Life, damage: str
     verdict = verify(life.folder, None, None)
     assert not verdict.ok
     assert verdict.reason.startswith("the archive: ")
+
+
+def test_a_bucket_keeps_an_archive(life: Life, tmp_path: Path) -> None:
+    bucket = memory_bucket()
+    copy_to(life.archive, f"{bucket}/run", silent)
+    life.steps(2)
+    copy_to(life.archive, f"{bucket}/run", silent)
+    fetch(f"{bucket}/run", tmp_path / "mine", silent)
+    verdict = verify(tmp_path / "mine", None, None)
+    assert verdict.ok
+    assert verdict.steps == 6
+
+
+@pytest.mark.parametrize("asked", ["size", "cat_file", "open"])
+def test_what_a_bucket_s_library_raises_is_said(life: Life, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    bucket = memory_bucket()
+    copy_to(life.archive, f"{bucket}/run", silent)
+    life.steps(1)
+
+    def denied(*_: Any, **__: Any) -> Any:
+        raise PermissionError("AccessDenied")
+
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), asked, denied)
+    with pytest.raises(NetworkError, match="AccessDenied"):
+        copy_to(life.archive, f"{bucket}/run", silent)
+
+
+def test_a_full_disk_is_said_at_once_and_the_copy_goes_on(life: Life, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 64 << 10) as disk:
+        filling = fill(disk)
+        with pytest.raises(DiskError, match=r"no room is left\. Make room, and start again"):
+            copy_to(life.archive, str(disk / "run"), silent)
+        filling.unlink()
+        copy_to(life.archive, str(disk / "run"), silent)
+        assert verify(disk / "run", None, None).ok
+
+
+def test_a_disk_that_fills_up_during_a_download_is_said(
+    web: WebFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_copy, "SPARE_BYTES", 0)
+    with small_disk(tmp_path / "small", 64 << 10) as disk:
+        real = archive_copy.shutil.disk_usage(disk)
+        filling = fill(disk)
+        monkeypatch.setattr(archive_copy.shutil, "disk_usage", lambda _: real)  # another program was quicker
+        (disk / "mine").mkdir()
+        with pytest.raises(OperatorError, match=r"no room is left|No space left"):
+            fetch(f"{web.url}/run", disk / "mine", silent)
+        filling.unlink()
+        fetch(f"{web.url}/run", disk / "mine", silent)
+        assert verify(disk / "mine", None, None).ok

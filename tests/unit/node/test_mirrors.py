@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import structlog
@@ -27,6 +27,7 @@ from node.training.sync import fetch_manifest, fetch_pieces, manifest_bytes
 from protos.errors import NetworkError, OperatorError, StoppedError
 from tests.system.local_swarm import wait_for
 from tests.system.web_folder import WebFolder
+from tests.unit.memory_bucket import memory_bucket
 
 RUN = bytes(range(32))
 HOLDERS = (b"h" * 32,)
@@ -333,17 +334,8 @@ def test_files_that_were_begun_long_ago_go(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> str:
-    """fsspec's own file system in memory, in place of a bucket."""
-    fsspec = pytest.importorskip("fsspec")
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    class Memory(MemoryFileSystem):
-        protocol = "s3"
-        store: ClassVar[dict[str, Any]] = {}
-
-    fsspec.register_implementation("s3", Memory, clobber=True)
     monkeypatch.setattr(mirror_writer, "CLOSE_SECONDS_MAX", 20.0)
-    return "s3://bucket/states"
+    return memory_bucket()
 
 
 def test_a_bucket_is_a_mirror(states: States, bucket: str, tmp_path: Path) -> None:
