@@ -26,7 +26,7 @@ _Options = Mapping[str, Any] | None
 
 
 def way_of(address: str) -> HttpProxy | None:
-    """The proxy that a coordinator at this address has to be called through; None: directly. Blocks at most 3 s."""
+    """The proxy that a coordinator at this address has to be called through; None: directly. Blocks at most 3 s for each address of its name."""
     host, _, port = address.rpartition(":")
     return way_to(host.strip("[]"), int(port)) if port.isdigit() else None
 

@@ -40,6 +40,7 @@ class Tunnels:
         # Its own: a proxy that is silent would else take all threads that aggregation and publication wait for.
         self._threads = ThreadPoolExecutor(CONNECTIONS_MAX, "http-proxy")
         self._told: list[str] = []
+        self._left: list[str] = []
 
     async def ways(self, addresses: Sequence[str]) -> list[str]:
         """These multiaddresses as p2pd has to dial them in this network. Without a proxy they stay as they are, at once."""
@@ -53,6 +54,14 @@ class Tunnels:
         for (it, proxy), needs in zip(with_proxy, through, strict=True):
             if needs and (port := await self._listen(it, proxy)):
                 local[it.text] = f"/ip4/{HERE}/tcp/{port}/p2p/{it.peer}"
+        left = [it.text for (it, _), needs in zip(with_proxy, through, strict=True) if needs and it.text not in local]
+        if left and left != self._left:
+            self._left = left
+            self._log.warning(
+                f"this peer has no way to these: it takes at most {TUNNELS_MAX} through the HTTP proxy, each with an IP address "
+                "(no DNS name)",
+                addresses=left,
+            )
         if local and list(local) != self._told:
             self._told = list(local)
             self._log.info(

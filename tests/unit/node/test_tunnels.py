@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ class Log:
     def info(self, event: str, **facts: Any) -> None:
         self.told.append((event, facts))
 
+    warning = info
+
 
 def closed_port() -> int:
     """A port of this machine where nobody answers."""
@@ -34,6 +38,15 @@ def closed_port() -> int:
 
 def at(port: int) -> str:
     return f"/ip4/{HERE}/tcp/{port}/p2p/{PEER}"
+
+
+@contextmanager
+def network(monkeypatch: pytest.MonkeyPatch, *behind: int) -> Iterator[Any]:
+    """The proxy of the environment, which leads to a server where these ports are named."""
+    with connect_proxy() as proxy, speaks_first(FIRST) as server:
+        proxy.leads.update({f"{HERE}:{port}": server for port in behind})
+        monkeypatch.setenv("https_proxy", proxy.url)
+        yield proxy
 
 
 @pytest.fixture(autouse=True)
@@ -79,10 +92,8 @@ def test_only_what_the_proxy_alone_reaches_goes_through_it(monkeypatch: pytest.M
             await asyncio.open_connection(HERE, int(local.split("/")[4]))
 
     behind, refused, beyond = closed_port(), closed_port(), f"/p2p-circuit/p2p/{Identity.generate().peer_id}"
-    with connect_proxy() as proxy, speaks_first(FIRST) as server, socket.create_server((HERE, 0)) as open_here:
+    with network(monkeypatch, behind) as proxy, socket.create_server((HERE, 0)) as open_here:
         direct = int(open_here.getsockname()[1])
-        proxy.leads[f"{HERE}:{behind}"] = server
-        monkeypatch.setenv("https_proxy", proxy.url)
         asyncio.run(asyncio.wait_for(go(), 30))
 
 
@@ -100,9 +111,7 @@ def test_a_network_that_opens_needs_no_proxy_any_more(monkeypatch: pytest.Monkey
             await ways.close()
 
     behind = closed_port()
-    with connect_proxy() as proxy, speaks_first(FIRST) as server:
-        proxy.leads[f"{HERE}:{behind}"] = server
-        monkeypatch.setenv("https_proxy", proxy.url)
+    with network(monkeypatch, behind) as proxy:
         asyncio.run(asyncio.wait_for(go(), 30))
 
 
@@ -123,19 +132,21 @@ def test_a_tunnel_whose_proxy_is_gone_says_so_and_ends_the_connection(monkeypatc
             await ways.close()
 
     behind = closed_port()
-    with connect_proxy() as proxy, speaks_first(FIRST) as server:
-        proxy.leads[f"{HERE}:{behind}"] = server
-        monkeypatch.setenv("https_proxy", proxy.url)
+    with network(monkeypatch, behind) as proxy:
         asyncio.run(asyncio.wait_for(go(), 30))
 
 
 def test_the_number_of_tunnels_and_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
-        ways = Tunnels(Log())
+        log = Log()
+        ways = Tunnels(log)
         try:
             found = await ways.ways([at(port) for port in ports])
             new = [address for address in found if address not in map(at, ports)]
             assert len(new) == tunnels.TUNNELS_MAX
+            [left] = [facts["addresses"] for event, facts in log.told if "has no way" in event]
+            assert len(left) == 2
+            assert set(left) < set(found), "who runs the peer is told of each"
             monkeypatch.setattr(tunnels, "CONNECTIONS_MAX", 1)
             streams = []
             for _ in range(2):
@@ -148,9 +159,7 @@ def test_the_number_of_tunnels_and_connections_is_bounded(monkeypatch: pytest.Mo
             await ways.close()
 
     ports = [closed_port() for _ in range(tunnels.TUNNELS_MAX + 2)]
-    with connect_proxy() as proxy, speaks_first(FIRST) as server:
-        proxy.leads.update({f"{HERE}:{port}": server for port in ports})
-        monkeypatch.setenv("https_proxy", proxy.url)
+    with network(monkeypatch, *ports):
         asyncio.run(asyncio.wait_for(go(), 30))
 
 
@@ -177,7 +186,5 @@ def test_a_silent_proxy_takes_no_threads_of_others(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(tunnels, "CONNECT_SECONDS_MAX", 3.0)
     behind = closed_port()
-    with connect_proxy() as proxy, speaks_first(FIRST) as server:
-        proxy.leads[f"{HERE}:{behind}"] = server
-        monkeypatch.setenv("https_proxy", proxy.url)
+    with network(monkeypatch, behind) as proxy:
         asyncio.run(asyncio.wait_for(go(), 30))
