@@ -26,7 +26,8 @@ _Options = Mapping[str, Any] | None
 
 
 def way_of(address: str) -> HttpProxy | None:
-    """The proxy that a coordinator at this address has to be called through; None: directly. Blocks at most 3 s for each address of its name."""
+    """The proxy that leads to a coordinator that does not answer directly; None: directly. Blocks 3 s for each address of its
+    name at most."""
     host, _, port = address.rpartition(":")
     return way_to(host.strip("[]"), int(port)) if port.isdigit() else None
 
