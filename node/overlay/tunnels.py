@@ -58,7 +58,7 @@ class Tunnels:
         if left and left != self._left:
             self._left = left
             self._log.warning(
-                f"this peer has no way to these: it takes at most {TUNNELS_MAX} through the HTTP proxy, each with an IP address",
+                f"this peer has no way to these: at most {TUNNELS_MAX} go through the HTTP proxy, each with an IP address",
                 addresses=left,
             )
         if local and list(local) != self._told:
