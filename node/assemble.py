@@ -160,9 +160,7 @@ def assemble(
     if samples is not None and isinstance(replica.maker, BuiltIn):
         check_built_in(replica.model)  # before others wait for this peer
     home.door.fit(replica, config.optimizer.cap)
-    begins = None
-    if start is not None:
-        begins = Start(start, replica.run_id, home.store, home.folder.with_name(folder_of(start.run_id)) / PIECES)
+    parent = None if start is None else home.folder.with_name(folder_of(start.run_id)) / PIECES
     make: Callable[..., Trainer] = Trainer if copy_at is None else partial(Copier, copy_at=copy_at)
     if exports is not None:
         make = partial(Following, exports=exports)
@@ -184,7 +182,7 @@ def assemble(
         archive=archive,
         behind=behind,
         places=places or SnapshotPlaces(),
-        start=begins,
+        start=None if start is None or parent is None else Start(start, replica.run_id, home.store, parent),
         throttle=throttle or Throttle(),
         evaluator=evaluator,
         spans=spans or Spans(),
