@@ -25,6 +25,8 @@ from coordinator.clock.events import (
     PauseAsked,
     ReadmissionAsked,
     ResumeAsked,
+    RevocationAsked,
+    TicketAsked,
 )
 from coordinator.clock.records import EntryCommitted, OrderSigned
 from coordinator.clock.state import Phase
@@ -34,7 +36,7 @@ from coordinator.store import checkpoint
 from node.archive.audit import write_from_log
 from node.archive.log_file import export_log, log_entries
 from protos import limits
-from protos.admission_config import OperatorsConfig
+from protos.admission_config import AdmissionConfig, OperatorsConfig
 from protos.changes import settings_of
 from protos.end import End, open_end, seal_end
 from protos.envelope import Kind, seal_bytes
@@ -43,6 +45,7 @@ from protos.identity import Identity
 from protos.log import Chain, Entry, Exclusion, entry_body, seal_entry
 from protos.orders import OperatorOrder, SignedOrder, order_body, order_id
 from protos.run_config import RunConfig, config_from_json
+from protos.ticket import Ticket
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 from tests.unit.coordinator.driver import Harness, config, joined, key
@@ -130,6 +133,17 @@ def test_the_coordinators_own_key_decides_none_of_the_three_and_no_decay() -> No
     constant = config().optimizer.model_copy(update={"schedule": "constant", "warmup_steps": 0})
     harness.run = replace(harness.run, config=harness.run.config.model_copy(update={"optimizer": constant}))
     assert "needs an order" in why(harness.feed(DecayAsked(5)))
+
+
+def test_the_coordinators_own_key_removes_no_guests_with_their_ticket() -> None:
+    ticket, invited = Ticket(b"t" * 16, 0, 1), AdmissionConfig(mode="invite")
+    harness = Harness(guarded().model_copy(update={"admission": invited}))
+    harness.feed(TicketAsked(ticket, NOW))
+    harness.feed(replace(joined(1), ticket=ticket, unix_ms=NOW))
+    assert key(1) in harness.run.guests
+    assert "peer exclude" in why(harness.feed(RevocationAsked(ticket.ticket_id, with_peers=True)))
+    assert key(1) in harness.run.guests
+    assert isinstance(harness.feed(RevocationAsked(ticket.ticket_id, with_peers=False))[0], Append)
 
 
 def test_each_signature_that_does_not_count_says_why() -> None:
