@@ -50,7 +50,7 @@ def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
     if event.ticket_id not in run.tickets:
         return run, [Refuse(b"", "this run has no such ticket")]
     if event.with_peers and run.config.operators.keys:
-        reason = "peers leave this run only by an order of its operators: revoke the invite alone, and order each `peer exclude`"
+        reason = "peers go only by an order of its operators: revoke the invite alone, and order each `peer exclude`"
         return run, [Refuse(b"", reason)]
     effects: list[Effect] = []
     leaving = [key for key, came_with in run.guests.items() if event.with_peers and came_with == event.ticket_id]
