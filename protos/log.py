@@ -371,8 +371,7 @@ class Chain:
         self.coordinator = coordinator
         self.step = step
         self.head = run_id if head is None else head
-        guarded = operators if operators is not None and operators.keys else None
-        self._rule = OrderRule(run_id, guarded, None if step else ()) if guarded is not None else None
+        self._rule = None if operators is None else OrderRule(run_id, operators, None if step else ())
 
     def open(self, data: bytes) -> SignedEntry:
         """Verify an envelope, whatever its step; raises `Refusal`."""

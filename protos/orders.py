@@ -29,6 +29,7 @@ _DOMAIN = b"swarmentum/v1/order\0"
 ID_DIGITS_SHOWN = 12
 EXCLUDED = "excluded by the operator of this run: "
 """What the log says of an exclusion, before the operator's words."""
+NO_OPERATORS = "the run names no operators who could have signed it"
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,10 @@ def check_signed(operators: OperatorsConfig, run_id: bytes, signed: SignedOrder)
 
 
 def check_end(operators: OperatorsConfig, run_id: bytes, end: End) -> None:
-    """Raises `Refusal` for an end that the operators did not order, in a run where they have to."""
+    """Raises `Refusal` for an end that the operators did not order, in a run where they have to, and for an order elsewhere."""
     if not operators.keys:
+        if end.order is not None:
+            raise Refusal(Reason.UNKNOWN_SIGNER, f"the end has an order, and {NO_OPERATORS}")
         return
     if end.order is None:
         raise Refusal(
@@ -173,7 +176,8 @@ def check_end(operators: OperatorsConfig, run_id: bytes, end: End) -> None:
 
 
 class OrderRule:
-    """Follows the entries of a run whose operators have keys: what they have to order is ordered, each order once.
+    """Follows the entries of a run: what operators with keys have to order is ordered, each order once. A run without such keys
+    has no orders, so nobody shows one there as signed.
 
     `settings`: before the first entry; None if they are not known. Remembers the id of every order: only the operators
     themselves can make many.
@@ -186,6 +190,10 @@ class OrderRule:
 
     def check(self, entry: Entry) -> None:
         """Raises `Refusal`, nothing changed, for an entry that does what no order says."""
+        if not self._operators.keys:
+            if entry.orders:
+                raise Refusal(Reason.UNKNOWN_SIGNER, f"entry {entry.step} has an order, and {NO_OPERATORS}")
+            return
         ids = {order_id(self._run_id, signed.body) for signed in entry.orders}
         if len(ids) < len(entry.orders) or ids & self._seen:
             raise Refusal(Reason.REPLAYED, f"entry {entry.step} repeats an order of the operators")

@@ -49,6 +49,9 @@ def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
     """Guests that have to go leave first. So after a crash in between, no step waits for a guest that may not come back."""
     if event.ticket_id not in run.tickets:
         return run, [Refuse(b"", "this run has no such ticket")]
+    if event.with_peers and run.config.operators.keys:
+        reason = "peers go only by an order of its operators: revoke the invite alone, and order each `peer exclude`"
+        return run, [Refuse(b"", reason)]
     effects: list[Effect] = []
     leaving = [key for key, came_with in run.guests.items() if event.with_peers and came_with == event.ticket_id]
     for key in leaving:

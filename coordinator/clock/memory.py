@@ -260,9 +260,9 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
     if entry.evaluations:
         run = _remember_evaluations(run, entry)
-    if entry.orders or entry.exclusions:
+    if entry.orders or run.orders.unlogged:
         done = {order_id(run.run_id, signed.body): signed for signed in entry.orders}
-        run = replace(run, orders=operator_orders.logged(run.orders, done, entry.exclusions))
+        run = replace(run, orders=operator_orders.logged(run.orders, done, entry))
     run = replace(setting_changes.adopted(run, entry), roster=_roster_of(run, entry))
     peers = dict(run.peers)
     for c in entry.contributions:

@@ -14,7 +14,7 @@ from coordinator.clock.value_copy import replace
 from protos.admission_config import OperatorsConfig
 from protos.identity import short
 from protos.limits import ORDER_MS_MAX
-from protos.log import Exclusion
+from protos.log import Entry, Exclusion
 from protos.orders import ID_DIGITS_SHOWN, SignedOrder, order_from_body
 
 WAITING_OF_ONE_MAX = 4
@@ -136,12 +136,16 @@ def for_entry(orders: OperatorOrders, exclusions: Iterable[Exclusion], step: int
     )
 
 
-def logged(
-    orders: OperatorOrders, done: Mapping[bytes, SignedOrder], exclusions: Iterable[Exclusion]
-) -> OperatorOrders:
-    """An entry has these orders. It may come back to a journal that lost its end, so its orders are remembered here, too."""
-    out, bodies = {it.public_key for it in exclusions}, {signed.body for signed in done.values()}
-    rest = tuple(it for it in orders.unlogged if it.signed.body not in bodies and it.signed.order.excludes not in out)
+def logged(orders: OperatorOrders, done: Mapping[bytes, SignedOrder], entry: Entry) -> OperatorOrders:
+    """An entry has these orders. It may come back to a journal that lost its end, so its orders are remembered here, too, and a
+    change that it lacks is void: no later entry can have it."""
+    out, bodies = {it.public_key for it in entry.exclusions}, {signed.body for signed in done.values()}
+    rest = tuple(
+        it
+        for it in orders.unlogged
+        if it.signed.body not in bodies
+        and (it.signed.order.excludes not in out if it.signed.order.excludes else it.after_step >= entry.step)
+    )
     return replace(_remembered(orders, done) if done else orders, unlogged=rest)
 
 

@@ -180,12 +180,16 @@ class Operator:
         now_ms = int(time.time() * 1000)
         return list_text(sealed_run(self.identity, self.invite(run.genesis), run, now_ms) for run in found)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of this home's coordinator, from this machine; then of the others that share its database, with the same keys."""
+        others = (address for address in self.serving.coordinators if address != self.serving.advertise)
+        return (f"{self.serving.host}:{self.serving.port}", *others)
+
     def _call(self, name: str, request: Any) -> Any:
-        """Ask this home's coordinator; if it stands by, the others that share its database, with the same keys."""
-        here = f"{self.serving.host}:{self.serving.port}"
-        others = [address for address in self.serving.coordinators if address != self.serving.advertise]
+        """Ask this home's coordinator; if it stands by, the others."""
         problems: list[str] = []
-        for address in (here, *others):
+        for address in self.addresses:
             try:
                 return self._ask(address, name, request)
             except NetworkError as error:

@@ -24,7 +24,7 @@ RunOrLink = Annotated[
 
 @app.command("key", epilog=EXIT_CODES)
 def show_key(
-    file: Annotated[Path, typer.Argument(help="The file of your key. Who has it can sign as you.")],
+    file: Annotated[Path, typer.Argument(help="The file of your key. Keep it secret: it signs for you.")],
     as_json: Json = False,
 ) -> None:
     """Make an operator's key, or print the id of the one that is there: for `operators.keys` of run.toml."""

@@ -155,10 +155,7 @@ def operators(run: str, home: Path | None, key: Path | None) -> Operators | None
 
 def at_home(operator: operator_module.Operator, facts: pb.GetRunResponse, identity: Identity) -> Operators:
     """The operators of a run of this home's coordinator."""
-    serving = operator.serving
-    others = [address for address in serving.coordinators if address != serving.advertise]
-    invite = replace(operator.invite(facts.genesis), coordinators=(f"{serving.host}:{serving.port}", *others))
-    return Operators(invite, facts, identity)
+    return Operators(replace(operator.invite(facts.genesis), coordinators=operator.addresses), facts, identity)
 
 
 def key_in(path: Path) -> Identity:

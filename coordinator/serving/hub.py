@@ -87,15 +87,11 @@ class Hub:
         self._purging: asyncio.Task[None] | None = None
         self._described: dict[bytes, tuple[Run, pb.GetRunResponse, int]] = {}
 
-    def restore(self, lines: Mapping[bytes, bytes] | None = None) -> None:
-        """Read every run back from the journal, and act. Called inside the event loop, before serving. `lines`: those of a file
-        of an earlier version."""
+    def restore(self) -> None:
+        """Read every run back from the journal, and act. Called inside the event loop, before serving."""
         folds = FoldedRuns(self._journal)
         folds.catch_up()
-        self.act(folds, self._journal, lambda: None, {**(lines or {}), **self._journal.lines()})
-        for run_id in (lines or {}).keys() & self.runs.keys():
-            self.lines.unwritten(run_id)
-        self._begin_writing_lines()
+        self.act(folds, self._journal, lambda: None, self._journal.lines())
 
     def act(
         self, folds: FoldedRuns, journal: Journal, fenced: Callable[[], None], lines: Mapping[bytes, bytes]

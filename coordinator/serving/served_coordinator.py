@@ -220,17 +220,19 @@ def _alone(hub: Hub, journal: Journal, home: Path) -> None:
     hub.noted = known.add
     _look_over(journal, known)
     hub.held = backup.is_held(home)
-    hub.restore(_earlier_lines(home / FILE))
+    _take_lines(journal, home / FILE)
+    hub.restore()
 
 
-def _earlier_lines(path: Path) -> dict[bytes, bytes]:
-    """The lines in the file of an earlier version, which is taken away: the journal keeps them now."""
+def _take_lines(journal: Journal, path: Path) -> None:
+    """The lines in the file of an earlier version go into the journal. The file goes after that, so a crash loses none."""
     if not path.is_file():
-        return {}
+        return
     with path.open("rb") as file:
         lines = from_file(file.read(FILE_BYTES_MAX))
+    for run_id in {run_id for run_id, _ in journal.runs()} & (lines.keys() - journal.lines().keys()):
+        journal.keep_line(run_id, lines[run_id])
     path.unlink()
-    return lines
 
 
 @asynccontextmanager

@@ -126,15 +126,19 @@ class Replay:
 
     def steps(self) -> Iterator[Replayed]:
         """Apply every step to the state, in order. Raises BadStepError at the first step that does not hold."""
-        for index, segment in enumerate(self.segments):
+        chain: Chain | None = None
+        for segment in self.segments:
             manifest = self._manifest(segment)
-            if index == 0:
+            if chain is None:
                 self._begin(segment, manifest)
+                run_id, operators = self.genesis.run_id, self.genesis.config.operators
+                head = manifest.entry_hash if manifest.step else run_id
+                chain = Chain(run_id, self.genesis.coordinator, manifest.step, head, operators)
             elif segment.step != self.step:
                 raise BadStepError(self.step + 1, f"steps {self.step + 1} to {segment.step} are not in this archive")
-            elif manifest.root != self._root(manifest):
+            elif manifest.root != self._root(manifest, chain.head):
                 raise BadStepError(self.step, f"the archived state after step {self.step} is not what the log leads to")
-            yield from self._segment(segment, manifest)
+            yield from self._segment(segment, chain)
 
     def _manifest(self, segment: Segment) -> SnapshotManifest:
         try:
@@ -176,20 +180,18 @@ class Replay:
             )
         self.confirmed.by_genesis(0)
 
-    def _root(self, like: SnapshotManifest) -> bytes:
-        """The root that a snapshot of the present state has."""
+    def _root(self, like: SnapshotManifest, head: bytes) -> bytes:
+        """The root that a snapshot of the present state has. `head`: the hash of the newest entry."""
         return describe(
             pack(self.state),
             run_id=like.run_id,
             step=self.step,
-            entry_hash=like.entry_hash,
+            entry_hash=head,
             layout_digest=self.genesis.layout.digest(),
             piece_bytes=like.piece_bytes,
         ).root
 
-    def _segment(self, segment: Segment, manifest: SnapshotManifest) -> Iterator[Replayed]:
-        head = manifest.entry_hash if manifest.step else self.genesis.run_id
-        chain = Chain(self.genesis.run_id, self.genesis.coordinator, manifest.step, head, self.genesis.config.operators)
+    def _segment(self, segment: Segment, chain: Chain) -> Iterator[Replayed]:
         payloads = _payloads_of(segment)
         for envelope in _log_of(segment):
             step = self.step + 1

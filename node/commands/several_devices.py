@@ -1,11 +1,12 @@
 """One peer for each of several devices, started by one `join --device cuda:0,cuda:1`: each has its own key, state and votes.
 
-The peers' homes are folders of the home. A file names them while the peers run, so the owner's commands find all of them, or
-the one of a device. Refuses to be a peer itself, and to share anything between the peers.
+The peers' homes are folders of the home. A file names them, and is locked while the peers run, so the owner's commands find all
+of them, or the one of a device. Refuses to be a peer itself, and to share anything between the peers.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from node.commands.processes import GUARD
 from protos.console import lock_home
@@ -36,6 +37,8 @@ BY_SIGNAL: Final = 128
 def devices_of(settings: PeerSettings) -> list[str]:
     """The devices that `device` names; one is the usual peer. OperatorError."""
     found = [part.strip() for part in settings.device.split(BETWEEN) if part.strip()]
+    if not found:
+        raise OperatorError(f"--device {settings.device} names no device; give one such as cuda:0, or auto")
     if len(found) > DEVICES_MAX:
         raise OperatorError(
             f"--device names {len(found)} devices, at most {DEVICES_MAX}; start the others with another --home"
@@ -62,13 +65,31 @@ def homes_of(home: Path, device: str | None = None) -> list[Path]:
 def _named(path: Path) -> dict[str, str]:
     """Folder and device of each peer; none if the process that wrote the file has ended. OperatorError."""
     try:
-        told = json.loads(path.read_text())
-        os.kill(int(told["pid"]), 0)
-        return {str(folder): str(device) for folder, device in told["devices"].items()}
-    except (FileNotFoundError, ProcessLookupError):
+        with path.open() as file:
+            if not _is_held(file):
+                return {}
+            return {str(folder): str(device) for folder, device in json.load(file).items()}
+    except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise OperatorError(f"{path} cannot be read: {error}; end its `join`, and start it again") from error
+
+
+def _is_held(file: IO[str]) -> bool:
+    """Whether the process that wrote the file runs. Its number would not do: after a restart another process may have it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def hold(path: Path, named: Mapping[str, str]) -> IO[str]:
+    """Name the peers' folders and devices until this process ends, however it ends."""
+    replace_bytes(path, json.dumps(named).encode())
+    file = path.open()
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 def run(link: str, settings: PeerSettings, given: Mapping[str, Any], words: list[str]) -> int:
@@ -83,8 +104,8 @@ def run(link: str, settings: PeerSettings, given: Mapping[str, Any], words: list
             raise OperatorError(f"{key} = {value}: several peers cannot have one port; leave {key} out")
     lock, named = lock_home(settings.home, "peer"), _folders(devices)
     try:
-        replace_bytes(settings.home / FILE, json.dumps({"pid": os.getpid(), "devices": named}).encode())
-        return _waited([_started(link, settings.home / folder, it, given, words) for folder, it in named.items()])
+        with hold(settings.home / FILE, named):
+            return _waited([_started(link, settings.home / folder, it, given, words) for folder, it in named.items()])
     finally:
         (settings.home / FILE).unlink(missing_ok=True)
         lock.close()

@@ -149,7 +149,7 @@ class _Follower:
             self._end = news.end
             self._total_steps = news.total_steps if news.end or news.total_steps else news.config.clock.steps
             self._overlay.dial(tuple(dict.fromkeys([*self._invite.bootstrap, *news.bootstrap])))
-            return self._watch.begin()
+            return self._watch.begin(news.config.operators)
         return [event for entry in news.entries for event in self._watch.receive_listed(entry)]
 
     def _handle_status(self, status: OverlayStatus) -> None:

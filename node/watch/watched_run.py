@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from protos import limits
+from protos.admission_config import OperatorsConfig
 from protos.envelope import Kind, parse
 from protos.equivocation import check_hashes, open_announcement
 from protos.errors import DivergedError, Reason, Refusal
@@ -125,21 +126,23 @@ class Watch:
 
     # ---- where the chain starts --------------------------------------------------------------------------------------
 
-    def begin(self) -> list[Event]:
-        """The coordinator answers and has the whole log, so the chain starts at the genesis."""
-        return self._start(0, self.run_id)
+    def begin(self, operators: OperatorsConfig) -> list[Event]:
+        """The coordinator answers and has the whole log, so the chain starts at the genesis. `operators`: of the run; the log
+        obeys nothing without their orders."""
+        return self._start(0, self.run_id, operators)
 
     def anchor(self) -> list[Event]:
-        """The coordinator does not answer: start at the first gossiped entry, and trust its parent."""
+        """The coordinator does not answer: start at the first gossiped entry, and trust its parent. Nobody says whose orders
+        the run obeys."""
         if self._chain is not None or not self._waiting:
             return []
         first = self._waiting[min(self._waiting)][0].entry
         self.anchored_at = first.step
         return self._start(first.step - 1, first.parent_hash)
 
-    def _start(self, step: int, head: bytes) -> list[Event]:
+    def _start(self, step: int, head: bytes, operators: OperatorsConfig | None = None) -> list[Event]:
         if self._chain is None:
-            self._chain = Chain(self.run_id, self.coordinator, step, head)
+            self._chain = Chain(self.run_id, self.coordinator, step, head, operators)
         return self._drain()
 
     def told_head(self, step: int) -> None:

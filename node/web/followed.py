@@ -109,6 +109,8 @@ class Followed:
     async def _look(self, client: CoordinatorClient) -> None:
         """Ask for the facts, then for the entries that this process does not have."""
         facts, config = await client.get_run()
+        if self.config is None:  # it names whose orders the log needs
+            self._chain = Chain(self.invite.run_id, self.invite.coordinator_public_key, operators=config.operators)
         self.config, self.head_step = config, facts.head_step
         await self._catch_up(client)
         self.book.take(facts.evaluations[:EVALUATIONS_READ_MAX])

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from node.watch import net, watch_command, watched_run
 from node.watch.watched_run import AnnouncementSeen, EntrySeen, EntrySource, Refused, Watch
+from protos.admission_config import OperatorsConfig
+from protos.changes import settings_of
 from protos.errors import DivergedError, OperatorError, Reason
 from protos.identity import Identity
 from protos.invite import Invite
@@ -26,7 +28,7 @@ ENTRIES = [_LOG.commit() for _ in range(6)]
 
 def new_watch() -> Watch:
     watch = Watch(RUN_ID, COORDINATOR.public_key)
-    watch.begin()
+    watch.begin(OperatorsConfig())
     return watch
 
 
@@ -57,6 +59,16 @@ def test_no_byte_of_an_entry_can_be_changed(at: int, by: int) -> None:
     watch = new_watch()
     watch.receive(bytes(data))
     assert watch.head == (0, RUN_ID)
+
+
+def test_what_the_operators_did_not_order_breaks_the_chain() -> None:
+    log, watch = Log(RUN_ID, COORDINATOR), Watch(RUN_ID, COORDINATOR.public_key)
+    watch.begin(OperatorsConfig(keys=[peer.peer_id for peer in log.peers]))
+    watch.receive(log.commit().envelope)
+    changed = log.entry(settings=settings_of({"clock.steps": 7}))
+    with pytest.raises(DivergedError, match="settings that the operators did not order"):
+        watch.receive(changed.envelope)
+    assert watch.head[0] == 1
 
 
 def test_what_is_missing_is_asked_for_until_it_is_there() -> None:
@@ -115,7 +127,7 @@ def test_nothing_is_concluded_before_it_is_known_where_the_chain_starts() -> Non
     (first,) = watch.anchor()
     assert isinstance(first, EntrySeen)
     assert (first.signed.entry.step, watch.anchored_at) == (4, 4)
-    assert watch.begin() == []  # too late to start elsewhere
+    assert watch.begin(OperatorsConfig()) == []  # too late to start elsewhere
     assert isinstance(watch.receive(ENTRIES[4].envelope)[0], EntrySeen)
 
 

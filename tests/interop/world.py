@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ Line = dict[str, Any]
 class FakeCoordinator(rpc.CoordinatorServiceServicer):
     """Serves one run's facts and whatever `entries` holds. Counts the ListEntries calls."""
 
-    def __init__(self, total_steps: int) -> None:
-        config = RunConfig.model_validate({"name": "interop", "clock": {"steps": total_steps}})
+    def __init__(self, total_steps: int, operators: Sequence[Identity] = ()) -> None:
+        keys = {"keys": [it.peer_id for it in operators]}
+        config = RunConfig.model_validate({"name": "interop", "clock": {"steps": total_steps}, "operators": keys})
         self.identity = Identity.from_seed(bytes([1]) * 32)
         self.genesis = log_pb2.Genesis(
             format_version=FORMAT_VERSION,

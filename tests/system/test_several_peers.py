@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from node.commands.several_devices import FILE, homes_of
+from node.commands.several_devices import FILE, devices_of, hold, homes_of
+from node.config import PeerSettings
 from protos.errors import OperatorError
 from tests.system.local_swarm import LocalSwarm, digests_by_step, processes_with, wait_for
 from tests.system.test_owner import RUN
@@ -73,13 +74,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert homes_of(tmp_path) == [tmp_path]
     with pytest.raises(OperatorError, match="no `join` for several devices runs"):
         homes_of(tmp_path, "cuda:1")
-    (tmp_path / FILE).write_text(json.dumps({"pid": 1 << 22, "devices": {"cpu": "cpu"}}))
-    assert homes_of(tmp_path) == [tmp_path], "its process has ended"
-    (tmp_path / FILE).write_text(json.dumps({"pid": os.getpid(), "devices": {"cuda-0": "cuda:0", "cuda-1": "cuda:1"}}))
-    assert homes_of(tmp_path, "cuda:1") == homes_of(tmp_path, "cuda-1") == [tmp_path / "cuda-1"]
-    assert len(homes_of(tmp_path)) == 2
-    with pytest.raises(OperatorError, match="there are cuda-0, cuda-1"):
-        homes_of(tmp_path, "cuda:7")
-    (tmp_path / FILE).write_text("[]")
-    with pytest.raises(OperatorError, match="cannot be read"):
-        homes_of(tmp_path)
+    with hold(tmp_path / FILE, {"cuda-0": "cuda:0", "cuda-1": "cuda:1"}):
+        assert homes_of(tmp_path, "cuda:1") == homes_of(tmp_path, "cuda-1") == [tmp_path / "cuda-1"]
+        assert len(homes_of(tmp_path)) == 2
+        with pytest.raises(OperatorError, match="there are cuda-0, cuda-1"):
+            homes_of(tmp_path, "cuda:7")
+        (tmp_path / FILE).write_text("[]")
+        with pytest.raises(OperatorError, match="cannot be read"):
+            homes_of(tmp_path)
+    assert homes_of(tmp_path) == [tmp_path], "its process was killed and left the file"
+    with pytest.raises(OperatorError, match="names no device"):
+        devices_of(PeerSettings(home=tmp_path, device=" , "))

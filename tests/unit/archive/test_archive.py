@@ -539,6 +539,24 @@ def test_a_bounded_archive_forgets_its_oldest_part_and_can_still_be_replayed(lif
     assert (found.first_step, found.last_step) == (first + 1, 400)
 
 
+def test_a_new_segment_forgets_neither_the_settings_nor_the_orders_before_it(tmp_path: Path) -> None:
+    """A stolen coordinator key would wait for the step after which archives begin a segment."""
+    keys = OperatorsConfig(keys=[ADA.peer_id, BOB.peer_id], needed=2)
+    life = Life(tmp_path, RunConfig(operators=keys))
+    state_bytes = sum(4 * tensor.numel() for tensor in life.ada.state.values())
+    life.recorder.close()
+    life.recorder = life.open(8 * state_bytes)
+    while len(files.segments(life.archive)) < 2:
+        life.step()
+    begins = life.ada.step
+    life.settings = (("clock.steps", "2000"),)
+    life.steps(2)
+    assert files.segments(life.archive)[1].step == begins
+    found = life.verify()
+    assert (found.ok, found.first_bad_step) == (False, begins + 1), found.reason
+    assert "settings that the operators did not order" in found.reason
+
+
 def test_a_smaller_limit_holds_from_the_next_step_on_and_never_takes_the_newest_state(life: Life) -> None:
     state_bytes = sum(4 * tensor.numel() for tensor in life.ada.state.values())
     life.steps(200)

@@ -26,7 +26,7 @@ from coordinator.clock.wait_queue import (
 )
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.served_coordinator import _earlier_lines
+from coordinator.serving.served_coordinator import _take_lines
 from coordinator.store.journal import Journal
 from coordinator.store.wait_queues import FILE, RETURN_MS_MAX, WaitQueues
 from node.link.client import CoordinatorClient
@@ -181,16 +181,19 @@ async def test_the_file_of_an_earlier_version_is_taken_over_once(tmp_path: Path)
     async with served(tmp_path, FULL) as here:
         run_id = here.invite.run_id
     path = tmp_path / FILE
+    journal, gone = Journal(Journal.sqlite_url(tmp_path), COORDINATOR), bytes(32)
     path.write_text(json.dumps({run_id.hex(): [[ADA.hex(), "net"], [BOB.hex(), ""]], "zz": 3}))
-    assert _earlier_lines(path) == {}, "one that cannot be read has none"
-    path.write_text(json.dumps({run_id.hex(): [[ADA.hex(), "net"], [BOB.hex(), ""]]}))
-    lines = _earlier_lines(path)
+    _take_lines(journal, path)
+    assert journal.lines() == {}, "one that cannot be read has none"
+    path.write_text(json.dumps({it.hex(): [[ADA.hex(), "net"], [BOB.hex(), ""]] for it in (run_id, gone)}))
+    _take_lines(journal, path)
     assert not path.exists()
-    journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
+    assert journal.lines().keys() == {run_id}, "before anything is served, so a crash loses none"
+    path.write_text(json.dumps({run_id.hex(): [[CAY.hex(), ""]]}))
+    _take_lines(journal, path)
     hub = Hub(journal, COORDINATOR, Metrics())
-    hub.restore(lines)
-    assert list(hub.lines.of(run_id)) == [ADA, BOB]
-    await eventually(journal.lines)
+    hub.restore()
+    assert list(hub.lines.of(run_id)) == [ADA, BOB], "the journal has the newer line"
     await hub.stop()
     hub.close()
 

@@ -18,12 +18,15 @@ from coordinator.clock.effects import Append, EndStream, Refuse
 from coordinator.clock.events import (
     ChangeAsked,
     DecayAsked,
+    EntriesReturned,
     ExclusionAsked,
     FinishAsked,
     OrderAsked,
     PauseAsked,
     ReadmissionAsked,
     ResumeAsked,
+    RevocationAsked,
+    TicketAsked,
 )
 from coordinator.clock.records import EntryCommitted, OrderSigned
 from coordinator.clock.state import Phase
@@ -33,7 +36,7 @@ from coordinator.store import checkpoint
 from node.archive.audit import write_from_log
 from node.archive.log_file import export_log, log_entries
 from protos import limits
-from protos.admission_config import OperatorsConfig
+from protos.admission_config import AdmissionConfig, OperatorsConfig
 from protos.changes import settings_of
 from protos.end import End, open_end, seal_end
 from protos.envelope import Kind, seal_bytes
@@ -42,9 +45,10 @@ from protos.identity import Identity
 from protos.log import Chain, Entry, Exclusion, entry_body, seal_entry
 from protos.orders import OperatorOrder, SignedOrder, order_body, order_id
 from protos.run_config import RunConfig, config_from_json
+from protos.ticket import Ticket
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
-from tests.unit.coordinator.driver import Harness, config, key
+from tests.unit.coordinator.driver import Harness, config, joined, key
 from tests.unit.coordinator.serving import (
     COORDINATOR,
     Served,
@@ -129,6 +133,17 @@ def test_the_coordinators_own_key_decides_none_of_the_three_and_no_decay() -> No
     constant = config().optimizer.model_copy(update={"schedule": "constant", "warmup_steps": 0})
     harness.run = replace(harness.run, config=harness.run.config.model_copy(update={"optimizer": constant}))
     assert "needs an order" in why(harness.feed(DecayAsked(5)))
+
+
+def test_the_coordinators_own_key_removes_no_guests_with_their_ticket() -> None:
+    ticket, invited = Ticket(b"t" * 16, 0, 1), AdmissionConfig(mode="invite")
+    harness = Harness(guarded().model_copy(update={"admission": invited}))
+    harness.feed(TicketAsked(ticket, NOW))
+    harness.feed(replace(joined(1), ticket=ticket, unix_ms=NOW))
+    assert key(1) in harness.run.guests
+    assert "peer exclude" in why(harness.feed(RevocationAsked(ticket.ticket_id, with_peers=True)))
+    assert key(1) in harness.run.guests
+    assert isinstance(harness.feed(RevocationAsked(ticket.ticket_id, with_peers=False))[0], Append)
 
 
 def test_each_signature_that_does_not_count_says_why() -> None:
@@ -244,6 +259,28 @@ def test_an_entry_that_comes_back_marks_its_orders_as_obeyed() -> None:
     assert order_id(harness.run_id, body) in run.orders.obeyed
 
 
+def test_a_change_that_the_entries_which_come_back_lack_leaves_no_order_for_a_later_entry() -> None:
+    lived = running()
+    decide(lived, 0, 1)
+    kept = list(lived.journal)
+    for _ in range(2):
+        decide(lived, 0, 1)
+    lost = Harness(lived.settings)
+    lost.load(kept)
+    lost.feed(PauseAsked(""))
+    body = order(settings=settings_of({"clock.steps": 60}))
+    sign(lost, ADA, body)
+    sign(lost, BOB, body)
+    assert lost.run.config.clock.steps == 60
+    lost.feed(joined(0))
+    entries = tuple(it for it in lived.journal if isinstance(it, EntryCommitted))
+    lost.feed(EntriesReturned(key(0), entries, len(entries)))
+    assert lost.run.config.clock.steps == lived.settings.clock.steps, "no entry has the change"
+    assert not lost.run.orders.unlogged, "readers refuse an entry with this order and without the change"
+    assert not operator_orders.for_entry(lost.run.orders, (), len(entries) + 1)
+    assert "obeyed before" in why(sign(lost, CID, body))
+
+
 def test_an_exclusion_that_is_taken_back_before_an_entry_leaves_no_order() -> None:
     harness = running(3)
     body = order(excludes=key(2), reason="spam")
@@ -298,6 +335,27 @@ def test_a_stolen_coordinator_key_writes_no_log_that_its_readers_take() -> None:
     ):
         with pytest.raises(Refusal):
             takes(*bad)
+
+
+def test_a_run_without_operators_keys_has_no_orders_that_a_reader_shows_as_signed() -> None:
+    run_id, nobody, body = bytes([7]) * 32, OperatorsConfig(), order(finishes=True)
+    made_up = SignedOrder(body, ((EVE.public_key, seal_bytes(EVE, Kind.KIND_ORDER, run_id, body).signature),))
+    plain = Entry(1, run_id, (), 0, b"", (), 0)
+    for entry, good in ((plain, True), (replace(plain, orders=(made_up,)), False)):
+        data = seal_entry(COORDINATOR, run_id, entry).envelope
+        chain = Chain(run_id, COORDINATOR.public_key, operators=nobody)
+        if good:
+            chain.extend(data)
+            continue
+        with pytest.raises(Refusal, match="names no operators"):
+            chain.extend(data)
+    for end, good in ((End(0, run_id), True), (End(0, run_id, "", made_up), False)):
+        sealed = seal_end(COORDINATOR, run_id, end).SerializeToString()
+        if good:
+            assert open_end(sealed, run_id=run_id, coordinator=COORDINATOR.public_key, operators=nobody) == end
+            continue
+        with pytest.raises(Refusal, match="names no operators"):
+            open_end(sealed, run_id=run_id, coordinator=COORDINATOR.public_key, operators=nobody)
 
 
 def test_an_entry_with_the_most_orders_fits() -> None:

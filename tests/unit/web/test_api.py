@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPMessage
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +27,15 @@ from node.web.serve import Shown, gone_in
 from node.web.server import listening, url_of
 from node.web.site import RUNS_MAX, Site
 from protos.accounts import Accounts
+from protos.changes import settings_of
 from protos.errors import OperatorError
 from protos.evaluation import Evaluation, seal_evaluation
+from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import seal_entry
 from protos.run_config import config_from_json
 from protos.v1 import coordinator_pb2 as pb
+from tests.interop.world import FakeCoordinator, Log
 from tests.unit.web.logs import COORDINATOR, GENESIS, INVITE, PEERS, RUN, entry, signed_log
 
 STEPS = 40
@@ -403,6 +407,21 @@ async def test_an_entry_that_does_not_hold_ends_the_following_and_is_named() -> 
         with pytest.raises(DoesNotHoldError, match=why):
             run._take(bad, None)
     assert (run.book.head, run.spool.head) == (1, 1)
+    run.close()
+
+
+async def test_what_the_operators_did_not_order_ends_the_following_and_is_named(tmp_path: Path) -> None:
+    """The coordinator's key is stolen: it signs a change that no operator ordered, and serves it as a real one would."""
+    operators = [Identity.from_seed(bytes([90 + n]) * 32) for n in range(2)]
+    coordinator = FakeCoordinator(STEPS, operators)
+    log = Log(coordinator.run_id, coordinator.identity)
+    coordinator.entries = [log.commit(), log.entry(settings=settings_of({"clock.steps": 7}))]
+    async with coordinator.serve(tmp_path) as invite:
+        run = Followed(invite)
+        await asyncio.wait_for(run.run(), 20)
+    assert "entry 2 of the log does not hold" in run.problem
+    assert "settings that the operators did not order" in run.problem
+    assert run.book.head == 1
     run.close()
 
 
