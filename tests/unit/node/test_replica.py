@@ -264,12 +264,30 @@ def test_a_late_gradient_stays_in_the_momentum_and_a_stopped_one_leaves_it() -> 
     it = small(build(ModelSpec(TINY), 1))
     assert not it.gradients(text(), [Range(0, 8)], 3, None, lambda: True, 1.0, LR).samples
     assert not it.demo.momentum.any(), "it stopped before the first sample"  # type: ignore[union-attr]
+    answers = iter([False, False, True])
+    assert it.gradients(text(), [Range(0, 8)], 3, None, lambda: next(answers), 1.0, LR).samples == 6
+    assert not it.demo.momentum.any(), "it stopped before the last one"  # type: ignore[union-attr]
     assert it.gradients(text(), [Range(0, 8)], 3, None, lambda: False, 1.0, LR).samples
     late = it.demo.momentum.clone()  # type: ignore[union-attr]
     assert late.any()
     it.gradients(text(), [Range(8, 16)], 3, None, lambda: False, 1.0, LR)
     assert not it.demo.momentum.equal(late)  # type: ignore[union-attr]
     assert it.vote(2, LR)
+
+
+def test_a_step_that_is_asked_for_again_joins_the_momentum_once() -> None:
+    """The owner paused the peer after the last pass, and let it go on while the step was open."""
+    once, again = (small(build(ModelSpec(TINY), 1)) for _ in range(2))
+    for of, times in ((once, 1), (again, 2)):
+        for _ in range(times):
+            result = of.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+            assert (result.samples, result.tokens) == (8, 8 * 16)
+            of.rest()
+    assert again.demo.momentum.equal(once.demo.momentum)  # type: ignore[union-attr]
+    assert once.vote(1, LR) == again.vote(1, LR)
+    once.demo.settle(True)
+    once.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+    assert not once.demo.momentum.equal(again.demo.momentum), "after votes, it is another gradient"  # type: ignore[union-attr]
 
 
 def test_a_saved_momentum_is_that_of_its_step_while_the_next_gradients_join(tmp_path: Path) -> None:
