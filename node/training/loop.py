@@ -246,7 +246,7 @@ class Trainer:
 
         def decided() -> bool:
             nonlocal over  # it stays so: what stopped half-way is no gradient, even if the owner lets the peer go on
-            over = over or self.stopping() or self.wishes.paused or (not late and self.swarm.committed_step >= tick.step)
+            over |= self.stopping() or self.wishes.paused or (not late and self.swarm.committed_step >= tick.step)
             return over
 
         stops, rates = self.throttle.resting_until(decided), (tick.lr / self.config.optimizer.lr, tick.lr)
