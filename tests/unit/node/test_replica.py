@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from node.snapshot.store import SnapshotStore
 from node.training.replica import Replica
 from node.wire.validate import UpdateDoor
 from protos.assignment import Range
+from protos.disk import DiskError
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import Contribution, Entry, SignedEntry, lr_to_bits, seal_entry
@@ -301,6 +304,34 @@ def test_a_saved_momentum_is_that_of_its_step_while_the_next_gradients_join(tmp_
     other = small(build(ModelSpec(TINY), 1))
     assert other.load_private(tmp_path / "private")
     assert other.demo.momentum.equal(before)  # type: ignore[union-attr]
+
+
+def test_a_full_disk_in_the_middle_of_a_backward_pass_is_a_disk_error_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = Replica(
+        RUN, build(ModelSpec(TINY), 1), OptimizerConfig(), 128, second="factored", copy_folder=tmp_path / "run"
+    )
+    image, before = it.private_image(), it.demo.state_dict()
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", raising(OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(DiskError, match="No space left"):
+            it.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+    assert not it.demo.state_dict()["momentum"].any()
+    assert it.demo.state_dict()["second"]["counts"] == before["second"]["counts"]
+    it.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+    assert it.demo.state_dict()["momentum"].any()
+    write_private(image.pieces, tmp_path / "private")
+    other = small(build(ModelSpec(TINY), 1))
+    assert other.load_private(tmp_path / "private")
+    assert not other.demo.state_dict()["momentum"].any(), "what was to be saved"
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_an_old_momentum_of_a_whole_state_is_taken_up_by_one_that_saves_memory(tmp_path: Path) -> None:
