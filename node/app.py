@@ -223,12 +223,10 @@ class _Peer:
             device = self._device()
             ranks = 1 if self.lead is None else self.lead.ranks
             stage.reason = Failing.JOIN_FAILURE_MEMORY
-            micro_batch, self.second = self.settings.micro_batch, fit.kinds_of(config, self.settings, ranks)[0]
-            if self.own is None:
-                stores = not self.copies
-                micro_batch, self.second = fit.check(
-                    config, self.settings, self.folder, device, trains=self.trains, stores=stores, ranks=ranks
-                )
+            micro_batch, self.second = fit.check(
+                config, self.settings, self.folder, device,
+                trains=self.trains, stores=not self.copies, ranks=ranks, own=self.own is not None,
+            )  # fmt: skip
             stage.reason = Failing.JOIN_FAILURE_OTHER
             text, replica = self._build(config, device, swarm, facts)
         return facts, config, text, replica, micro_batch

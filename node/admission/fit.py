@@ -93,14 +93,24 @@ def sample_bytes(spec: ModelSpec, config: RunConfig, settings: PeerSettings) -> 
 
 def kinds_of(config: RunConfig, settings: PeerSettings, ranks: int = 1) -> tuple[Kind, ...]:
     """The ways to keep the second moment that setting and run allow, the fastest first. Raises OperatorError."""
-    has = config.optimizer.method == "demo" and config.optimizer.beta2 > 0
     if settings.memory == "small" and ranks > 1:
         raise OperatorError(
             "memory = small: a peer of several devices keeps its whole second moment; set memory to auto"
         )
-    if not has or ranks > 1 or settings.memory == "full":
+    if not _has_second_moment(config) or ranks > 1 or settings.memory == "full":
         return (WHOLE,)
     return ("factored",) if settings.memory == "small" else (WHOLE, "factored")
+
+
+def _has_second_moment(config: RunConfig) -> bool:
+    return config.optimizer.method == "demo" and config.optimizer.beta2 > 0
+
+
+def without_effect(config: RunConfig, settings: PeerSettings) -> str:
+    """Why `memory = small` changes nothing in this run; empty if it does, or is not set."""
+    if settings.memory != "small" or _has_second_moment(config):
+        return ""
+    return "memory = small has no effect: the run has no second moment (beta2 of its optimizer)"
 
 
 def fitted(
@@ -145,6 +155,8 @@ def _verdict(
             why += f", but with whole gradients: {whole}"
     if not size and settings.memory == "full" and config.optimizer.beta2:
         why += ", or set memory to auto"
+    if size and (idle := without_effect(config, settings)):
+        why += f", but {idle}"
     main = main_memory()
     if size and main is not None:
         built, reason = needs.building(need, main)
@@ -164,13 +176,17 @@ def check(
     trains: bool = True,
     stores: bool = True,
     ranks: int = 1,
+    own: bool = False,
 ) -> tuple[int, Kind]:
     """The micro-batch with which this machine takes part, and how it keeps its second moment. Raises OperatorError if the run
-    does not fit. The rest is as `fitted` has it."""
+    does not fit. `own`: the model is a program's, and built already. The rest is as `fitted` has it."""
     log, wanted = structlog.get_logger("peer").bind(step="-"), settings.micro_batch
-    found = fitted(config, settings, folder, device, trains=trains, stores=stores, ranks=ranks)
+    found = None if own else fitted(config, settings, folder, device, trains=trains, stores=stores, ranks=ranks)
     if found is None:
-        log.info("the model's size is not known before it is built")
+        if not own:
+            log.info("the model's size is not known before it is built")
+        if idle := without_effect(config, settings):
+            log.warning(idle)
         return wanted, kinds_of(config, settings, ranks)[0]
     if found.refused:
         raise OperatorError(found.refused)

@@ -173,7 +173,7 @@ class Folding:
 
     @torch.no_grad()
     def finish(self, samples: int) -> None:
-        """Take what is left: sums over so many samples that had no last pass, parameters without a gradient, and the pool.
+        """Take what is left: sums over so many samples where the last pass made no gradient, zeros where none did, the pool.
 
         Raises `NonFiniteGradient`; then the next step begins with the second moment as it was. Raises `ParameterChanged` if a
         gradient cannot be taken.

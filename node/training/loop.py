@@ -242,10 +242,12 @@ class Trainer:
         """The gradient of this peer's samples, in `.grad`. None for NaN, or if the step is decided (unless `late`)."""
         tick, replica, samples = opened.tick, self.replica, self.samples
         assert samples is not None, "an anchor does not train"
-        started, before = time.monotonic(), samples.reading_seconds
+        started, before, over = time.monotonic(), samples.reading_seconds, False
 
         def decided() -> bool:
-            return self.stopping() or self.wishes.paused or (not late and self.swarm.committed_step >= tick.step)
+            nonlocal over  # it stays so: what stopped half-way is no gradient, even if the owner lets the peer go on
+            over |= self.stopping() or self.wishes.paused or (not late and self.swarm.committed_step >= tick.step)
+            return over
 
         stops, rates = self.throttle.resting_until(decided), (tick.lr / self.config.optimizer.lr, tick.lr)
         replica.maker.begin(tick.step, tick.lr, decided)
@@ -278,8 +280,7 @@ class Trainer:
         tick, result, started = opened.tick, ready.result, time.monotonic()
         if self.vote_size is not None:
             before, arrivals = self.replica.size, self.swarm.counters.arrivals
-            size = self.vote_size.fit(arrivals.milliseconds, 1000 * ready.seconds)
-            if size != before:
+            if (size := self.vote_size.fit(arrivals.milliseconds, 1000 * ready.seconds)) != before:
                 self.log.info("votes fit the uplink", step=tick.step, size=size, before=before)
                 self.replica.size = size
         try:

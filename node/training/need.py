@@ -60,6 +60,8 @@ class Need:
     """The most samples of a step, which one peer may have alone."""
     heap: int = 0
     """Main memory that lies between the parts, where the device computes in it."""
+    checks: int = 0
+    """Main memory for two transformed gradients, by which the peer checks votes (node/training/vote_checks.py)."""
     small: bool = False
     """The peer saves memory: copies go to the disk."""
     stores: bool = True
@@ -85,10 +87,11 @@ class Need:
         return self.snapshot + self.private if self.stores and not self.small else 0
 
     def on(self, device: str) -> Need:
-        """With the copies and the heap counted, if the device computes in the main memory."""
+        """With what lies in the main memory counted, if the device computes there."""
         if device.startswith("cuda"):
             return self
-        return replace(self, state=self.state + self.copies + self.heap, gradients=self.gradients * 3 // 2)
+        beside = self.copies + self.heap + self.checks
+        return replace(self, state=self.state + beside, gradients=self.gradients * 3 // 2)
 
     def memory(self, micro_batch: int) -> int:
         """For a micro-batch of so many samples."""
@@ -127,7 +130,7 @@ def need_of(
     return Need(
         size.parameters, size.model_bytes, -(-state // ranks), sample, base, private,
         gradients=BYTES_A_SHORT * size.parameters if joins and trains else 0, samples=samples, small=small,
-        heap=int(HEAP_BYTES_A_PARAMETER * size.parameters) if small else 0,
+        heap=int(HEAP_BYTES_A_PARAMETER * size.parameters) if small else 0, checks=2 * one if checks and trains else 0,
     )  # fmt: skip
 
 
@@ -181,11 +184,14 @@ def fit(
 
 
 def building(need: Need, main: DeviceMemory) -> tuple[bool, str]:
-    """Whether the main memory holds the weights while they are built, and later the copies that are written to the disk."""
-    most = max(need.weights, need.copies)
+    """Whether the main memory holds the weights while they are built, and later the copies that are written to the disk, and
+    the gradients of checks."""
+    most = max(need.weights, need.copies + need.checks)
     if most <= main.free:
         return True, f"{amount(most)} of {amount(main.free)} main memory"
     what = "the peer's state cannot be saved: the copies of weights and momentum that go to the disk need"
+    if need.checks:
+        what = "the copies of weights and momentum that go to the disk, and the gradients for checks of votes, need"
     if need.weights > main.free:
         what = "the model cannot be built: its weights need"
     return False, (

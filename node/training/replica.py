@@ -103,6 +103,8 @@ class Replica:
         self._hashing: Future[bytes] | None = None
         self.maker = BuiltIn(model) if maker is None else maker
         self._folds = second == "factored" and self.local is None and not optimizer.overlap
+        self._folded_in: tuple[bytes, tuple[Range, ...], GradResult] | None = None
+        """The gradient that the momentum has and no votes have yet: at which entry, over which samples."""
 
     @property
     def device(self) -> torch.device:
@@ -129,6 +131,7 @@ class Replica:
     def vote(self, step: int, lr: float) -> bytes:
         """Turn the gradients in `.grad` into this peer's payload of a step, and free them. The momentum keeps the votes."""
         self._detach(private=True)
+        self._folded_in = None
         with self._unchanged():
             votes = self.demo.propose(lr, step)
         self.model.zero_grad(set_to_none=True)
@@ -202,7 +205,8 @@ class Replica:
 
         `lr_factor` is the schedule's, for the local steps. `lr`: of the votes that come next. A peer that saves memory then
         takes each gradient into its momentum as it is made, and leaves none in `.grad`. They stay there if the step goes on
-        without its votes. Raises `NonFiniteGradient`, the parameters untouched.
+        without its votes, and join once if the step is asked for again. What was done before `should_stop` does not join, so
+        there is nothing to vote for. Raises `NonFiniteGradient`, the parameters untouched.
         """
         if (
             lr is not None
@@ -211,7 +215,7 @@ class Replica:
             and isinstance(self.maker, BuiltIn)
             and isinstance(self.demo, DeMo)
         ):
-            return self._folded(self.maker, self.demo, lr, samples, ranges, micro_batch, autocast, should_stop)
+            return self._folded(self.maker, self.demo, lr, samples, tuple(ranges), micro_batch, autocast, should_stop)
         if self.local is None:
             return self.mean_gradient(samples, ranges, micro_batch, autocast, should_stop)
         done: list[GradResult] = []
@@ -237,18 +241,21 @@ class Replica:
         demo: DeMo,
         lr: float,
         samples: Samples,
-        ranges: Iterable[Range],
+        ranges: tuple[Range, ...],
         micro_batch: int,
         autocast: Any,
         should_stop: Callable[[], bool],
     ) -> GradResult:
         """As `gradients`, into the momentum."""
+        if self._folded_in is not None and self._folded_in[:2] == (self.head, ranges):
+            return self._folded_in[2]
         with self._unchanged():
             folding = demo.folding(lr, changes=lambda: self._detach(private=True))
             with folding.hooked():
-                result = maker.mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop, folding)
-            if result.samples:
+                result = maker.mean_gradient(samples, ranges, micro_batch, autocast, should_stop, folding)
+            if result.samples == sum(map(len, ranges)):
                 folding.finish(result.samples)
+                self._folded_in = self.head, ranges, result
         return result
 
     def mean_gradient(
@@ -358,6 +365,7 @@ class Replica:
         if state is None:
             return False
         self._detach(private=True)
+        self._folded_in = None
         self.demo.load_state_dict(state.optimizer)
         if self.local is not None and "local" in state.optimizer:
             self.local.load_state_dict(state.optimizer["local"])

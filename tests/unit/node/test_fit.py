@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 
 from node.admission import fit
@@ -75,6 +76,21 @@ def test_the_model_is_counted_once_whatever_is_tried(tmp_path: Path, monkeypatch
     monkeypatch.setattr(fit, "size_of", lambda spec, real=fit.size_of: (calls.append(1), real(spec))[1])
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "factored"
     assert len(calls) == 1
+
+
+def test_a_setting_that_does_nothing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 100 * bytes_of("whole"))
+    plain = CONFIG.model_copy(update={"optimizer": CONFIG.optimizer.model_copy(update={"beta2": 0.0})})
+    words = "memory = small has no effect: the run has no second moment (beta2 of its optimizer)"
+    for config, memory, said in ((plain, "small", True), (plain, "auto", False), (CONFIG, "small", False)):
+        found = fit.fitted(config, settings(tmp_path, memory=memory), tmp_path, CPU)
+        assert found is not None
+        assert found.why.endswith(words) is said
+    with structlog.testing.capture_logs() as logs:
+        for own in (True, False):
+            fit.check(plain, settings(tmp_path, memory="small"), tmp_path, CPU, own=own)
+    assert logs[0] == {"event": words, "log_level": "warning", "step": "-"}
+    assert words in logs[2]["event"]
 
 
 def test_a_peer_of_several_devices_and_a_run_without_a_second_moment_have_one_way(tmp_path: Path) -> None:

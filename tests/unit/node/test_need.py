@@ -110,6 +110,19 @@ def test_a_cpu_has_the_copies_of_snapshot_and_momentum_in_its_memory_too() -> No
     assert "cannot be saved" in building(weights, DeviceMemory(NEED.copies - 1, 2 * GB))[1]
 
 
+@pytest.mark.parametrize("second", ["whole", "factored"])
+def test_checks_of_votes_take_two_gradients_more_in_the_main_memory(second: Any) -> None:
+    plain, checking = (need_of(SIZE, optimizer(), second=second, checks=on) for on in (False, True))
+    assert checking.checks == 2 * 4000
+    gradients = 0 if second == "whole" else 4000 - 4 * 300  # a peer that saves memory keeps whole ones
+    assert checking.on("cpu").state == plain.on("cpu").state + 8000 + gradients
+    assert checking.on("cuda").state == plain.on("cuda").state + gradients
+    main = replace(checking, weights=0)
+    assert building(main, DeviceMemory(main.copies + 8000, GB))[0]
+    assert "gradients for checks of votes, need" in building(main, DeviceMemory(main.copies + 7999, GB))[1]
+    assert need_of(SIZE, optimizer(), trains=False, checks=True).checks == 0, "an anchor checks none"
+
+
 def test_room_for_two_snapshots_is_asked_for_at_the_start() -> None:
     """Peers ended in the middle of a run when their third snapshot did not fit."""
     assert snapshots(NEED, 1.01) == ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from node.snapshot.store import SnapshotStore
 from node.training.replica import Replica
 from node.wire.validate import UpdateDoor
 from protos.assignment import Range
+from protos.disk import DiskError
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import Contribution, Entry, SignedEntry, lr_to_bits, seal_entry
@@ -264,12 +267,30 @@ def test_a_late_gradient_stays_in_the_momentum_and_a_stopped_one_leaves_it() -> 
     it = small(build(ModelSpec(TINY), 1))
     assert not it.gradients(text(), [Range(0, 8)], 3, None, lambda: True, 1.0, LR).samples
     assert not it.demo.momentum.any(), "it stopped before the first sample"  # type: ignore[union-attr]
+    answers = iter([False, False, True])
+    assert it.gradients(text(), [Range(0, 8)], 3, None, lambda: next(answers), 1.0, LR).samples == 6
+    assert not it.demo.momentum.any(), "it stopped before the last one"  # type: ignore[union-attr]
     assert it.gradients(text(), [Range(0, 8)], 3, None, lambda: False, 1.0, LR).samples
     late = it.demo.momentum.clone()  # type: ignore[union-attr]
     assert late.any()
     it.gradients(text(), [Range(8, 16)], 3, None, lambda: False, 1.0, LR)
     assert not it.demo.momentum.equal(late)  # type: ignore[union-attr]
     assert it.vote(2, LR)
+
+
+def test_a_step_that_is_asked_for_again_joins_the_momentum_once() -> None:
+    """The owner paused the peer after the last pass, and let it go on while the step was open."""
+    once, again = (small(build(ModelSpec(TINY), 1)) for _ in range(2))
+    for of, times in ((once, 1), (again, 2)):
+        for _ in range(times):
+            result = of.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+            assert (result.samples, result.tokens) == (8, 8 * 16)
+            of.rest()
+    assert again.demo.momentum.equal(once.demo.momentum)  # type: ignore[union-attr]
+    assert once.vote(1, LR) == again.vote(1, LR)
+    once.demo.settle(True)
+    once.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+    assert not once.demo.momentum.equal(again.demo.momentum), "after votes, it is another gradient"  # type: ignore[union-attr]
 
 
 def test_a_saved_momentum_is_that_of_its_step_while_the_next_gradients_join(tmp_path: Path) -> None:
@@ -283,6 +304,34 @@ def test_a_saved_momentum_is_that_of_its_step_while_the_next_gradients_join(tmp_
     other = small(build(ModelSpec(TINY), 1))
     assert other.load_private(tmp_path / "private")
     assert other.demo.momentum.equal(before)  # type: ignore[union-attr]
+
+
+def test_a_full_disk_in_the_middle_of_a_backward_pass_is_a_disk_error_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = Replica(
+        RUN, build(ModelSpec(TINY), 1), OptimizerConfig(), 128, second="factored", copy_folder=tmp_path / "run"
+    )
+    image, before = it.private_image(), it.demo.state_dict()
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", raising(OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(DiskError, match="No space left"):
+            it.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+    assert not it.demo.state_dict()["momentum"].any()
+    assert it.demo.state_dict()["second"]["counts"] == before["second"]["counts"]
+    it.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
+    assert it.demo.state_dict()["momentum"].any()
+    write_private(image.pieces, tmp_path / "private")
+    other = small(build(ModelSpec(TINY), 1))
+    assert other.load_private(tmp_path / "private")
+    assert not other.demo.state_dict()["momentum"].any(), "what was to be saved"
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_an_old_momentum_of_a_whole_state_is_taken_up_by_one_that_saves_memory(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_pass_that_is_made_again_joins_once() -> None:
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_sum_over_several_passes_waits_in_bf16(ends: bool) -> None:
-    """Also of a step that is stopped before its last pass."""
+    """Also where the last pass makes no gradient, as of an expert that it does not need."""
     whole, folded = made(CONFIG), made(CONFIG)
     one, other = (
         [(g / g.abs()).nan_to_num() for g in gradients(seed)] for seed in (0, 1)
