@@ -37,7 +37,7 @@ from node.ranks.lead import Lead
 from node.snapshot.store import SnapshotStore
 from node.stop import Stop
 from node.swarm.api import Swarm
-from node.swarm.events import Event
+from node.swarm.events import Agreed, Event
 from node.swarm.session import Session
 from node.terminal.stage import Stage
 from node.text import Text, open_text
@@ -45,7 +45,7 @@ from node.training import exporters
 from node.training.exports import Exports, Series
 from node.training.handover import Unread
 from node.training.held_out import Evaluator
-from node.training.loop import Trainer
+from node.training.loop import EVENT_SECONDS_MAX, Trainer
 from node.training.replica import Replica
 from node.training.resource_limits import ResourceLimits
 from node.training.spans import Spans
@@ -60,9 +60,6 @@ from protos.run_config import RunConfig
 from protos.signals import EXIT_INTERRUPTED
 from protos.start import fork_values, fork_words, start_of
 from protos.v1 import coordinator_pb2 as pb
-
-SERVE_SECONDS = 3600.0
-"""An anchor of a finished run checks so often whether it has to stop; a signal wakes the anchor at once."""
 
 
 def _told_nobody(_reason: Failing) -> None:
@@ -181,7 +178,7 @@ class _Peer:
                     self.own.entered()
                 finished = summary.finished = trainer.run()
                 if finished and self.anchor:
-                    self._serve_on(replica.step)
+                    self._serve_on(trainer, swarm)
                 trainer.finish()
                 if trainer.archive is not None:
                     trainer.archive.close()
@@ -265,11 +262,12 @@ class _Peer:
         )
         return ControlServer(home, commands.all())
 
-    def _serve_on(self, step: int) -> None:
-        """Serve the last state as an anchor of a finished run, for as long as the operator wants."""
-        self.log.info("the run is finished; serving its last state until Ctrl-C", step=step)
+    def _serve_on(self, trainer: Trainer, swarm: Swarm) -> None:
+        """Serve the last state as an anchor of a finished run, for as long as the operator wants. It may be agreed only now."""
+        self.log.info("the run is finished; serving its last state until Ctrl-C", step=trainer.replica.step)
         while not self.stop():
-            self.stop.wait(SERVE_SECONDS)
+            if isinstance(event := swarm.next_event(EVENT_SECONDS_MAX), Agreed):
+                trainer.handle(event)
 
     def _keep_momentum(self, trainer: Trainer | None) -> None:
         """Save the momentum, so that a peer that comes back has its unspent votes, even after a network failure.

@@ -5,16 +5,11 @@ It loads a snapshot and applies the log after it, as every late peer does. The c
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Final
 
 from node.swarm.events import Agreed, Event
 from node.training.exports import Exports
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
-
-AGREED_SECONDS_MAX: Final = 30.0
-"""A copier of a run that is over waits so long until the last state is agreed."""
 
 
 @dataclass
@@ -40,7 +35,7 @@ class Copier(Trainer):
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
             self._sync_pause()
-            self._handle(event)
+            self.handle(event)
         return self.replica.step >= self.copy_at
 
 
@@ -62,23 +57,20 @@ class Following(Copier):
 
     def run(self) -> bool:
         """Apply the log until the run is finished (True), or until `stopping` (False)."""
-        give_up = None
         while not self.stopping():
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
             self._sync_pause()
             before = self.replica.step
-            self._handle(event)
+            self.handle(event)
             if self.replica.step == before + 1:
                 self._reached()
-            if self.finished and self.replica.step >= self.last.step:
-                give_up = give_up or time.monotonic() + AGREED_SECONDS_MAX
-                if not self._exports.awaits(self.replica.step) or time.monotonic() > give_up:
-                    return True
+            if self.finished and self.last.is_over(self.replica.step, awaits=self._exports.awaits(self.replica.step)):
+                return True
         return False
 
-    def _handle(self, event: Event | None) -> None:
-        super()._handle(event)
+    def handle(self, event: Event | None) -> None:
+        super().handle(event)
         if isinstance(event, Agreed):
             self._agreed(event.snapshot.step, event.snapshot.root)
 

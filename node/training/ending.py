@@ -5,7 +5,9 @@ Refuses an entry after a signed end, and an end of another log: a coordinator th
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
@@ -18,6 +20,8 @@ from protos.end import End
 from protos.errors import DivergedError, Refusal, RefusedError
 from protos.run_config import ClockConfig, RunConfig
 
+AGREED_SECONDS_MAX: Final = 30.0
+
 
 @dataclass
 class LastStep:
@@ -25,6 +29,17 @@ class LastStep:
 
     planned: int
     end: End | None = None
+    agreed: int = 0
+    """The newest step whose state the run agreed on, as far as this peer knows."""
+    _give_up: float | None = None
+
+    def is_over(self, step: int, *, awaits: bool) -> bool:
+        """Whether a peer after `step` has nothing to do in a finished run. It may have to wait until the last state is agreed,
+        for AGREED_SECONDS_MAX at most: peers store that state while the coordinator says that the run is finished."""
+        if step < self.step:
+            return False
+        self._give_up = self._give_up or time.monotonic() + AGREED_SECONDS_MAX
+        return not awaits or self.agreed >= self.step or time.monotonic() > self._give_up
 
     @property
     def step(self) -> int:

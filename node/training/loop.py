@@ -134,8 +134,7 @@ class Trainer:
         self.follow()
 
     def run(self) -> bool:
-        """Train until the run is finished (True), or until `stopping` or the owner's wish (False). Raises the error that
-        the network side fails with."""
+        """Train until the run is finished (True), or until `stopping` or the owner's wish (False). Raises network errors."""
         while not self.stopping():
             with self.throttle.resting():
                 event = self.swarm.next_event(EVENT_SECONDS_MAX)
@@ -144,8 +143,8 @@ class Trainer:
             self.keeper.check()
             self.throttle.refresh()
             self._sync_pause()
-            self._handle(event)
-            if self.finished and self.replica.step >= self.last.step:
+            self.handle(event)
+            if self.finished and self.last.is_over(self.replica.step, awaits=self.evaluator is not None):
                 return True
             if self.wishes.ends(awaits_entry=self.announced_step > self.replica.step):
                 return False
@@ -157,7 +156,7 @@ class Trainer:
                     self.opened = None
         return False
 
-    def _handle(self, event: Event | None) -> None:
+    def handle(self, event: Event | None) -> None:
         match event:
             case Opened():
                 self.opened = event
@@ -168,6 +167,7 @@ class Trainer:
             case Committed():
                 self._apply(event)
             case Agreed():
+                self.last.agreed = event.snapshot.step
                 root = event.snapshot.root if self.start is None else self.start.stored(event.snapshot.root)
                 self.keeper.agreed(event.snapshot.step, root, event.snapshot.root)
                 if self.evaluator is not None:

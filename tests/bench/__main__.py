@@ -17,6 +17,7 @@ from tests.bench import (
     plain,
     race,
     reach,
+    real,
     restart,
     shares,
     size,
@@ -42,6 +43,7 @@ SUBCOMMANDS = {
     "traffic": traffic,
     "flat": flat,
     "race": race,
+    "real": real,
     "reach": reach,
     "web": web,
 }
