@@ -128,7 +128,7 @@ def test_nothing_outlives_its_program(end: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"peers": -1}, "peers=-1: a swarm on one machine has 0 .for peers of your own. to 32 peers"),
+        ({"peers": -1}, "peers=-1: a swarm on one machine has 0 (for peers of your own) to 32 peers"),
         ({"run": {"clock": {"steps": 0}}}, "run has wrong settings:\nclock.steps: "),
         ({"run": {"clock": {"stepps": 5}}}, "clock.stepps"),
         ({"run": {"optimizer": {"clip_norm": None}}}, "optimizer.clip_norm"),

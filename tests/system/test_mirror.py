@@ -27,6 +27,9 @@ deadline_ms_min = 1000
 deadline_ms_max = 20000
 [snapshots]
 mirrors = ["http://127.0.0.1:1/away", "MIRROR"]
+[evaluation]
+every = 10
+samples = 4
 [overlay]
 bootstrap = [BOOTSTRAP]
 """
@@ -41,6 +44,9 @@ def test_a_joiner_gets_the_model_from_a_mirror_when_all_are_gone(tmp_path: Path)
         for peer in peers:
             assert peer.finish(120)[0] == 0
         last = wait_for("the copy of the last state", lambda: list(mirror.folder.glob(f"*/{20:012d}-*.manifest")))
+        wait_for(
+            "its held-out loss", lambda: [it for it in swarm.events("anchor", "held-out loss") if it["step"] == 20]
+        )
         anchor.interrupt()
         anchor.finish(30)
         kept = {path.name[:12] for path in last[0].parent.iterdir()}

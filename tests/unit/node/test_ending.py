@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from node.training.ending import LastStep
+from node.training.ending import AGREED_SECONDS_MAX, LastStep
 from protos.end import End
 from protos.errors import DivergedError
 
@@ -38,3 +40,18 @@ def test_two_ends_are_two_logs() -> None:
     last.told(End(7, HEAD), 5, OTHER)
     with pytest.raises(DivergedError, match="two ends of the run: at step 7, and 8"):
         last.told(End(8, HEAD), 5, OTHER)
+
+
+def test_a_peer_awaits_that_the_last_state_is_agreed_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    last = LastStep(7)
+    assert not last.is_over(6, awaits=False)
+    assert last.is_over(7, awaits=False)
+    now[0] += AGREED_SECONDS_MAX
+    assert not last.is_over(7, awaits=True)
+    last.agreed = 7
+    assert last.is_over(7, awaits=True)
+    last.agreed = 5
+    now[0] += 1
+    assert last.is_over(7, awaits=True)

@@ -12,7 +12,7 @@ import torch
 
 from node.model.gradients import GradResult
 from node.optim.second_moment import Kind
-from node.swarm.events import Opened
+from node.swarm.events import Agreed, Event, Finished, Opened, Snapshot
 from node.swarm.view import Counters
 from node.training.copier import Copier
 from node.training.ending import LastStep
@@ -129,3 +129,18 @@ def test_only_a_peer_with_a_gradient_to_compute_hashes_its_state_behind_it(
     monkeypatch.setattr(peer.reached, "state", lambda then, *, behind: asked.append(behind))
     peer._note(SimpleNamespace(signed=Log(2).entries[step]), accepted=False)  # type: ignore[arg-type]
     assert asked == [behind]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_last_state_is_evaluated_though_it_is_agreed_after_the_finish(tmp_path: Path, late: bool) -> None:
+    """Peers store the last state while the coordinator says that the run is finished."""
+    peer, told = trainer(tmp_path, Told()), list[int]()
+    peer.last, peer.replica.step = LastStep(4), 4
+    peer.keeper = SimpleNamespace(check=lambda: None, agreed=lambda *_: None)  # type: ignore[assignment]
+    peer.evaluator = SimpleNamespace(agreed=lambda step, root, last: told.append(step))  # type: ignore[assignment]
+    finish, agreed = Finished("finished: 4 steps"), Agreed(Snapshot(4, bytes(32), 0, ()))
+    events: list[Event] = [Agreed(Snapshot(3, bytes(32), 0, ())), *([finish, agreed] if late else [agreed, finish])]
+    peer.swarm.next_event = lambda _: events.pop(0)  # type: ignore[method-assign, misc]
+    assert peer.run()
+    assert told == [3, 4]
+    assert not events
