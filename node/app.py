@@ -306,7 +306,7 @@ class _Peer:
             replica = replica_of(
                 spec, config, vocabulary, size, device,
                 run_id=run_id, public_key=key, settings=self.settings, lead=self.lead,
-                second=self.second, copy_folder=copy_folder,
+                second=self.second, copy_folder=copy_folder, blank=facts.head_step > 0 and facts.snapshot.step > 0,
             )  # fmt: skip
         model = {"parameters": parameter_count(replica.model), "device": str(device), "data": text.name}
         self.log.info("model", **model, size=size, dtype=text.dtype)

@@ -140,14 +140,16 @@ def replica_of(
     lead: Lead | None,
     second: Kind,
     copy_folder: Path | None = None,
+    blank: bool = False,
 ) -> Replica:
-    """Over the run's model, in its first state. `second`: how it keeps its second moment. `copy_folder`: see `Replica`."""
+    """Over the run's model, in its first state, or `blank` if the peer loads an agreed state next. `second`: how it keeps its
+    second moment. `copy_folder`: see `Replica`."""
     context, optimizer, digest_steps = config.data.context, config.optimizer, config.clock.digest_steps
     effort = Effort(settings.activation_checkpointing, settings.compile)
     if lead is None:
-        model = build(spec, config.seed, vocabulary=vocabulary, context=context).to(device)
+        model = build(spec, config.seed, vocabulary=vocabulary, context=context, blank=blank).to(device)
         model = effort.prepare(model)
-        return Replica(
+        replica = Replica(
             run_id,
             model,
             optimizer,
@@ -157,6 +159,8 @@ def replica_of(
             digest_steps=digest_steps,
             copy_folder=copy_folder,
         )
+        replica.is_blank = blank
+        return replica
     if optimizer.method == "paper":
         raise OperatorError(
             f"this peer has {lead.ranks} devices, and the run's optimizer.method is paper, which works on one device: "

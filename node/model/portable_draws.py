@@ -15,6 +15,7 @@ the QR of orthogonal initialisers, permutations. Runs with such draws agree on s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -63,6 +64,14 @@ def portable_random(seed: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """Inside, draws into CPU floating point tensors give NaN, which costs no time: for weights that are loaded afterwards. What
+    follows from a draw is NaN, too."""
+    with _NotANumber():  # type: ignore[no-untyped-call]
+        yield
+
+
 class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode without PyTorch's compiler, whose import takes a second. Nothing is compiled while a model is built."""
 
@@ -92,6 +101,18 @@ class _Mode(Mode):
             scaled = draw(stop - start) * width
             flat[start:stop] = torch.from_numpy(scaled + offset)
         out.copy_(flat.view(out.shape))
+
+
+class _NotANumber(Mode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = _draw_of(func, args, kwargs or {}) is not None
+        in_place = drawn and func in (aten.normal_.default, aten.uniform_.default)
+        result = args[0] if in_place else func(*args, **(kwargs or {}))
+        if drawn and result.device.type == "cpu" and result.is_floating_point():
+            result.fill_(math.nan)
+        elif in_place:
+            func(*args, **(kwargs or {}))
+        return result
 
 
 def _draw_of(func: Any, args: Any, kwargs: Any) -> tuple[str, float, float] | None:

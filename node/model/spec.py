@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from node.imports import many_imports
 from node.model.attention import foreign_attention
 from node.model.own_loop import has_own_loop
-from node.model.portable_draws import Mode, portable_random
+from node.model.portable_draws import Mode, nothing_drawn, portable_random
 from node.model.sliced_loss import logits_of
 from node.quiet import quiet_libraries
 from protos.errors import OperatorError
@@ -64,10 +64,13 @@ class ModelSpec:
     """Keyword arguments of the factory."""
 
 
-def build(spec: ModelSpec, seed: int, *, vocabulary: int | None = None, context: int | None = None) -> nn.Module:
+def build(
+    spec: ModelSpec, seed: int, *, vocabulary: int | None = None, context: int | None = None, blank: bool = False
+) -> nn.Module:
     """The model on the CPU in fp32, the same bits for the same seed; the caller's random state stays as it is.
 
-    `vocabulary` (ids of the tokenizer) and `context` (tokens of a sample), where given, are checked against the model.
+    `vocabulary` (ids of the tokenizer) and `context` (tokens of a sample), where given, are checked against the model. `blank`:
+    the parameters are loaded next, so those that would be drawn are NaN. A large model is there in seconds, not minutes.
     Bits are equal across machines for initialisers made of normal and uniform draws (see `portable_draws`).
     """
     if spec.config is not None and spec.factory is not None:
@@ -75,6 +78,11 @@ def build(spec: ModelSpec, seed: int, *, vocabulary: int | None = None, context:
     if spec.kwargs and spec.factory is None:
         raise ModelError(f"model.kwargs: {sorted(spec.kwargs)} belong to a `factory`, and none is given; use `config`")
     make = _factory_maker(spec, vocabulary) if spec.factory else _config_maker(spec, vocabulary, context)
+    if blank and spec.factory is None:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), nothing_drawn():
+            model = make().to(device="cpu", dtype=torch.float32)
+        if not any(buffer.isnan().any() for buffer in model.buffers()):  # nothing loads those
+            return model
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), portable_random(seed):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also touch the caller's CUDA generators
         return make().to(device="cpu", dtype=torch.float32)

@@ -94,6 +94,8 @@ class Recovery:
         here = [snapshot for snapshot in offered if self._store.has(self._stored_as(snapshot.root))]
         if here:
             self._keeper.here(here[0].step, self._stored_as(here[0].root), here[0].root)
+        if self._replica.is_blank and (newest is None or not newest.step):
+            raise NetworkError("the run's snapshot was withdrawn while this peer joined: join again")
         if self._start is not None:
             self._start.begin()
             self.load(offered)  # no seed gives a state of this run
@@ -163,13 +165,8 @@ class Recovery:
     def told(self, event: Resync) -> None:
         """The coordinator says that this peer's state is not what counts."""
         own, start = self._digests.get(event.step), event.snapshot
-        if (
-            event.step == 0
-            and self._replica.step == 0
-            and start is not None
-            and start.step == 0
-            and self._start is None
-        ):
+        first = event.step == 0 and self._replica.step == 0 and self._start is None
+        if first and start is not None and start.step == 0:
             self._again_from(lambda: self._load_start(start), store=True)
             return
         if own is None or self._swarm.is_withdrawn(event.step):

@@ -61,6 +61,8 @@ class Replica:
 
     knows_start = True
     """Whether it begins with the state that the run's seed gives. A program's model may not: it takes an agreed state."""
+    is_blank = False
+    """Whether its parameters are no state of the run until it loads one."""
     live = True
     """Whether a thread may read an image later on: the tensors are on this process's own device."""
 

@@ -76,6 +76,32 @@ def test_random_state_of_the_caller_does_not_matter() -> None:
     assert digest(build(ModelSpec(factory=f"{__name__}:Plain"), 1)) == first
 
 
+def test_a_blank_model_is_whole_once_its_parameters_are_loaded() -> None:
+    before = torch.random.get_rng_state()
+    drawn, blank = build(ModelSpec(), 1), build(ModelSpec(), 1, blank=True)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert any(parameter.isnan().all() for parameter in blank.parameters()), "nobody trains on it by mistake"
+    blank.load_state_dict(dict(drawn.named_parameters()), strict=False)
+    tokens = torch.arange(12)[None]
+    assert torch.equal(blank(tokens).logits, drawn(tokens).logits)
+
+
+class Rotated(torch.nn.Module):
+    """A buffer that follows from draws: no snapshot has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(4, 4).normal_())
+        self.register_buffer("turn", torch.randn(4, 4).sort().values)
+
+
+def test_a_model_with_more_than_parameters_to_draw_is_never_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.model.spec._config_maker", lambda *_: Rotated)
+    drawn, asked = build(ModelSpec(), 1), build(ModelSpec(), 1, blank=True)
+    assert digest(drawn) == digest(asked)
+    assert torch.equal(drawn.get_buffer("turn"), asked.get_buffer("turn"))
+
+
 def test_factory_gets_its_arguments() -> None:
     model = build(ModelSpec(factory=f"{__name__}:Plain", kwargs={"width": 5}), 1, vocabulary=256)
     assert isinstance(model, Plain)

@@ -293,6 +293,18 @@ def test_a_joiner_waits_while_nobody_is_online(tmp_path: Path) -> None:
         away.recovery.begin([snapshot], 4)
 
 
+def test_a_peer_without_first_parameters_takes_no_state_but_a_later_one(tmp_path: Path) -> None:
+    log = Log(4)
+    world = World(tmp_path, log)
+    world.replica.is_blank = True
+    start = world.serves(*log.manifests[0])
+    for offered in ([], [start]):
+        with pytest.raises(NetworkError, match="withdrawn while this peer joined"):
+            world.recovery.begin(offered, 4)
+    world.recovery.begin([world.serves(*log.manifests[4])], 4)
+    assert world.replica.digest() == log.digests[4]
+
+
 @pytest.mark.parametrize("agreed_start", [True, False])
 def test_another_initial_state_is_loaded_only_where_somebody_answers_for_it(tmp_path: Path, agreed_start: bool) -> None:
     log = Log(2)
