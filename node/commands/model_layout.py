@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.admission.consent import check_code
-from node.admission.fit import counted, kinds_of, sample_bytes, spec_of
+from node.admission.fit import counted, sample_bytes, spec_of
 from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
 from node.export.first_look import tried
@@ -136,7 +136,7 @@ def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts
         return facts
     need = found.need(config)
     sparing = settings.model_copy(update={"memory": "small", "activation_checkpointing": True, "compile": False})
-    least = replace(found, sample=0).need(config, second=kinds_of(config, sparing)[0])
+    least = replace(found, sample=0).need(config, memory="small")
     return replace(
         facts,
         least_state_bytes=least.memory(1),
