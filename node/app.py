@@ -350,7 +350,7 @@ class _Peer:
             replica,
             swarm,
             (samples or Unread()) if self.trains else None,
-            Summary(self.identity.peer_id, device_name(replica.maker.device, ranks)),
+            Summary(self.identity.peer_id, device_name(replica.maker.device, ranks), self.memory),
             self.stop,
             patience_seconds=settings.overlay().patience_seconds,
             micro_batch=micro_batch,
