@@ -106,7 +106,7 @@ class Evaluator:
         self._write, self._loss = write, loss or next_token_loss
         self._device = replica.device if model is None else torch.device("cpu")
         maker = replica.maker
-        self._short = maker if isinstance(maker, HostMaker) and maker.device.type != "cpu" else None
+        self._short = maker if isinstance(maker, HostMaker) and maker.evaluates_short else None
         if self._short is not None:
             self._device = self._short.device
         self._forward = None if self._short is None else autocast(self._device, "bf16")

@@ -227,6 +227,11 @@ class HostMaker(BuiltIn):
             pair.own.data = pair.own.new_empty(0)
         super().rest()
 
+    @property
+    def evaluates_short(self) -> bool:
+        """Whether held-out losses are of bf16 weights: fp32 ones would take the main memory's CPU hours."""
+        return self._place.type != "cpu"
+
     def to_evaluate(self) -> nn.Module:
         """A further copy in bf16, for states that are not this peer's own."""
         return short_copy(self._whole, self._place).eval().requires_grad_(requires_grad=False)

@@ -193,10 +193,10 @@ def test_a_peer_with_its_state_in_the_main_memory_has_bf16_weights_and_two_gradi
     own, least = host(), small()
     assert own.on("cuda:0").state == own.on("cuda:0").memory(1) == 2000 + 40 + 2 * 2 * 300
     assert own.main(8) == least.on("cpu").memory(8)
-    assert own.main(7) == least.on("cpu").memory(7), "with sums"
+    assert own.main(7) == own.main(8) + 2500, "with sums"
     assert (own.copies, own.disk) == (0, least.disk)
     for size in (7, 8):
-        assert own.on("cpu").memory(size) == own.on("cuda").state + own.main(size), "a CPU plays both parts"
+        assert own.on("cpu").memory(size) == own.on("cuda").state + least.on("cpu").memory(size), "a CPU plays both parts"
 
 
 @pytest.mark.parametrize("given", [{"beta2": 0}, {"method": "paper"}, {"beta2": 0, "overlap": True}])
@@ -214,12 +214,12 @@ def test_an_anchor_takes_no_memory_of_the_card() -> None:
 
 def test_a_main_memory_that_is_too_small_for_the_state_is_named() -> None:
     own = host()
-    assert building(own, DeviceMemory(own.main(7), GB), 7) == (True, "11 kB of 11 kB main memory")
+    assert building(own, DeviceMemory(own.main(7), GB), 7) == (True, "10 kB of 10 kB main memory")
     assert building(own, DeviceMemory(own.main(7) - 1, GB), 8)[0], "a larger micro-batch needs no sums"
     good, why = building(own, DeviceMemory(own.main(7) - 1, GB), 7)
     assert not good
     assert why.startswith(
-        "the peer's state does not fit: with memory = host, weights, momentum and optimizer need 11 kB of main"
+        "the peer's state does not fit: with memory = host, weights, momentum and optimizer need 10 kB of main"
     )
     fits, why = fit(own, DeviceMemory(3000, 4000), "cuda:0", 1, chosen=False, checkpointing=False)
     assert not fits
