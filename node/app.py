@@ -46,6 +46,7 @@ from node.training.exports import Exports, Series
 from node.training.handover import Unread
 from node.training.held_out import Evaluator
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
+from node.training.need import Memory
 from node.training.replica import Replica
 from node.training.resource_limits import ResourceLimits
 from node.training.spans import Spans
@@ -140,7 +141,8 @@ class _Peer:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.stage, self.copies, self.trains = stage, copies, not (anchor or copies)
         self.series, self.own = series, own
-        self.evaluates, self.second = False, fit.WHOLE
+        self.evaluates = False
+        self.memory: Memory = "full"
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / folder_of(invite.run_id)
@@ -220,7 +222,7 @@ class _Peer:
             device = self._device()
             ranks = 1 if self.lead is None else self.lead.ranks
             stage.reason = Failing.JOIN_FAILURE_MEMORY
-            micro_batch, self.second = fit.check(
+            micro_batch, self.memory = fit.check(
                 config, self.settings, self.folder, device,
                 trains=self.trains, stores=not self.copies, ranks=ranks, own=self.own is not None,
             )  # fmt: skip
@@ -291,13 +293,12 @@ class _Peer:
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
         size, run_id, key = vote_size(config, self.settings, self.log), self.invite.run_id, self.identity.public_key
-        copy_folder = self.folder if self.second == "factored" else None  # a peer that saves memory copies to its disk
         if self.own is not None:
             start = own_start(
                 spec, config, vocabulary, begun=facts.HasField("snapshot"), allow_code=self.settings.allow_code
             )
             replica = self.own.replica(
-                start, config, size, run_id, key, facts.genesis.layout_digest, self.second, copy_folder
+                start, config, size, run_id, key, facts.genesis.layout_digest, self.memory, self.folder
             )
         else:
             # then somebody's machine has tried the model
@@ -306,7 +307,7 @@ class _Peer:
             replica = replica_of(
                 spec, config, vocabulary, size, device,
                 run_id=run_id, public_key=key, settings=self.settings, lead=self.lead,
-                second=self.second, copy_folder=copy_folder, blank=facts.head_step > 0 and facts.snapshot.step > 0,
+                memory=self.memory, copy_folder=self.folder, blank=facts.head_step > 0 and facts.snapshot.step > 0,
             )  # fmt: skip
         model = {"parameters": parameter_count(replica.model), "device": str(device), "data": text.name}
         self.log.info("model", **model, size=size, dtype=text.dtype)
@@ -347,11 +348,11 @@ class _Peer:
             replica,
             swarm,
             (samples or Unread()) if self.trains else None,
-            Summary(self.identity.peer_id, device_name(replica.device, ranks)),
+            Summary(self.identity.peer_id, device_name(replica.maker.device, ranks), self.memory),
             self.stop,
             patience_seconds=settings.overlay().patience_seconds,
             micro_batch=micro_batch,
-            autocast=autocast(replica.device, settings.precision),
+            autocast=autocast(replica.maker.device, "bf16" if self.memory == "host" else settings.precision),
             anchored=facts.anchored,
             vote_size=VoteSize(replica.payload_bytes, replica.size, settings.fit_uplink)
             if settings.fit_uplink is not None
@@ -380,7 +381,7 @@ class _Peer:
         model = replica.model_to_evaluate()
         write, loss = None, None if self.own is None else self.own.handover.loss
         if self.own is None:
-            write = writer(config, text.tokenizer, replica.device if model is None else torch.device("cpu"))
+            write = writer(config, text.tokenizer)
         tell = swarm.evaluated
         return Evaluator(config, replica, self.home.store, read, tell, micro_batch, self.log, write, model, loss)
 

@@ -14,7 +14,6 @@ from typing import Any
 from node.blobs.payloads import Payloads
 from node.data.samples import Samples
 from node.mirror.snapshot_places import SnapshotPlaces
-from node.model.own_loop import check_built_in
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
@@ -158,7 +157,7 @@ def assemble(
     the folder beside `home.folder`.
     """
     if samples is not None and isinstance(replica.maker, BuiltIn):
-        check_built_in(replica.model)  # before others wait for this peer
+        replica.maker.ready(config.data.context)  # before others wait for this peer
     home.door.fit(replica, config.optimizer.cap)
     parent = None if start is None else home.folder.with_name(folder_of(start.run_id)) / PIECES
     make: Callable[..., Trainer] = Trainer if copy_at is None else partial(Copier, copy_at=copy_at)

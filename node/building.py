@@ -17,11 +17,12 @@ from node.config import PeerSettings
 from node.model.size import Effort
 from node.model.spec import ModelError, ModelSpec, build, check_parameters
 from node.optim.layout import Layout
-from node.optim.second_moment import Kind
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
 from node.training.handover import Handover
+from node.training.host_maker import HostMaker
 from node.training.methods import demo_config, local_config
+from node.training.need import Memory, kind_of
 from node.training.replica import Replica
 from protos.errors import OperatorError
 from protos.model_config import ModelConfig
@@ -62,11 +63,11 @@ class Own:
         run_id: bytes,
         public_key: bytes,
         layout: bytes,
-        second: Kind = "whole",
+        memory: Memory = "full",
         copy_folder: Path | None = None,
     ) -> Replica:
         """Over the program's model. `start`: the run's own model in its first state; `layout`: its digest, if the run says;
-        `second`: how this peer keeps its second moment; `copy_folder`: see `Replica`."""
+        `memory`: what this peer keeps; `copy_folder`: see `Replica`."""
         model = self.handover.model
         check_parameters(model, "model")
         for name, parameter in model.named_parameters():
@@ -93,7 +94,7 @@ class Own:
                 for name, parameter in model.named_parameters():
                     parameter.copy_(first[name])
         replica = Replica(
-            run_id, model, config.optimizer, size, author=public_key, second=second,
+            run_id, model, config.optimizer, size, author=public_key, second=kind_of(memory, config.optimizer),
             maker=self.handover, digest_steps=config.clock.digest_steps, copy_folder=copy_folder,
         )  # fmt: skip
         replica.knows_start = start is not None
@@ -138,24 +139,28 @@ def replica_of(
     public_key: bytes,
     settings: PeerSettings,
     lead: Lead | None,
-    second: Kind,
+    memory: Memory,
     copy_folder: Path | None = None,
     blank: bool = False,
 ) -> Replica:
-    """Over the run's model, in its first state, or `blank` if the peer loads an agreed state next. `second`: how it keeps its
-    second moment. `copy_folder`: see `Replica`."""
+    """Over the run's model, in its first state, or `blank` if the peer loads an agreed state next. `memory`: what it keeps, and
+    where. `copy_folder`: see `Replica`."""
     context, optimizer, digest_steps = config.data.context, config.optimizer, config.clock.digest_steps
     effort = Effort(settings.activation_checkpointing, settings.compile)
     if lead is None:
-        model = build(spec, config.seed, vocabulary=vocabulary, context=context, blank=blank).to(device)
-        model = effort.prepare(model)
+        model, maker = build(spec, config.seed, vocabulary=vocabulary, context=context, blank=blank), None
+        if memory == "host":
+            maker = HostMaker(model, device, effort)
+        else:
+            model = effort.prepare(model.to(device))
         replica = Replica(
             run_id,
             model,
             optimizer,
             size,
             author=public_key,
-            second=second,
+            second=kind_of(memory, optimizer),
+            maker=maker,
             digest_steps=digest_steps,
             copy_folder=copy_folder,
         )

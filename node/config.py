@@ -54,10 +54,11 @@ class PeerSettings(LiveSettings, BaseSettings):
     micro_batch: int = Field(default=8, ge=1, le=1 << 16)
     """Samples in one forward pass. A smaller value needs less memory, and does not change the gradient."""
 
-    memory: Literal["auto", "full", "small"] = "auto"
+    memory: Literal["auto", "full", "small", "host"] = "auto"
     """What this peer's own state takes. `full`: 28 bytes a parameter on a CPU, 16 on a card. `small`: 6.5 and 6, and 2 to 3
-    more where a step has several micro-batches; votes differ a little, and saving waits for the disk. `auto`: small where full
-    does not fit. Other peers notice nothing."""
+    more where a step has several micro-batches; votes differ a little, and saving waits for the disk. `host`: bf16 weights on
+    the card (2), all else in main memory (6.5), where the optimizer runs. `auto`: the first of these that fits; host only with
+    CUDA. Other peers notice nothing."""
 
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time. The

@@ -92,7 +92,7 @@ class Commands:
     ) -> None:
         self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
         self._recent, self._log_file, self._lent = recent or RecentLogLines(), log_file, lent
-        self._meter = Meter(trainer.replica.device)
+        self._meter = Meter(trainer.replica.maker.device)
         self._access = CachedAnswer(trainer.swarm.access, ACCESS_SECONDS)
         self._checks = CachedAnswer(trainer.swarm.standing, STANDING_SECONDS)
 

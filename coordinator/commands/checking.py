@@ -324,6 +324,9 @@ def rows_of(config: RunConfig, facts: PrintedLayout | None, cost: Cost | None) -
         yield f"memory, micro-batch {min(MICRO_BATCH, config.clock.batch_samples)}", memory
         if cost.least_memory_bytes is not None:
             yield "memory at least", amount(cost.least_memory_bytes)
+        if facts.host_card_bytes is not None and facts.host_main_bytes is not None:
+            card, main = amount(facts.host_card_bytes), amount(facts.host_main_bytes)
+            yield "or with memory = host", f"{card} of a card, {main} of main memory"
         if cost.copies_bytes is not None:
             yield "main memory for copies", amount(cost.copies_bytes)
         if cost.disk_bytes is not None:

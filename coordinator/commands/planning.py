@@ -56,6 +56,8 @@ class PrintedLayout:
     copies_bytes: int | None = None
     least_state_bytes: int | None = None
     least_sample_bytes: int | None = None
+    host_card_bytes: int | None = None
+    host_main_bytes: int | None = None
     untried: str = ""
     """Why the model was not run, if it was not."""
     notes: tuple[str, ...] = ()

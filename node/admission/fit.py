@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,16 +18,14 @@ import torch
 from node.admission.consent import TokenizerSource, place_of
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
+from node.model.device import computes_short
 from node.model.room import main_memory, room_of
 from node.model.size import ModelSize, activation_bytes, size_of
 from node.model.spec import ModelSpec
-from node.optim.second_moment import Kind
 from node.training import need as needs
-from node.training.need import Need
+from node.training.need import Memory, Need, kind_of
 from protos.errors import OperatorError
 from protos.run_config import RunConfig
-
-WHOLE: Kind = "whole"
 
 
 def spec_of(config: RunConfig) -> ModelSpec:
@@ -50,8 +49,7 @@ class Fitted:
     why: str
     disk_fits: bool
     disk: str
-    second: Kind
-    """How the peer keeps its second moment."""
+    memory: Memory
 
     @property
     def refused(self) -> str:
@@ -66,11 +64,14 @@ class Counted:
     size: ModelSize
     sample: int | None
     """Activation bytes of one sample; None: not known."""
+    short: Callable[[], int | None] = lambda: None
+    """Counts the same with bf16 weights and activations."""
 
-    def need(self, config: RunConfig, *, trains: bool = True, ranks: int = 1, second: Kind = WHOLE) -> Need:
+    def need(self, config: RunConfig, *, trains: bool = True, ranks: int = 1, memory: Memory = "full") -> Need:
         """What the run needs of a peer."""
+        sample = self.short() if memory == "host" else self.sample
         return needs.need_of(
-            self.size, config.optimizer, self.sample, trains=trains, ranks=ranks, second=second,
+            self.size, config.optimizer, sample, trains=trains, ranks=ranks, memory=memory,
             samples=config.clock.batch_samples, checks=config.trust.enabled,
         )  # fmt: skip
 
@@ -82,33 +83,52 @@ def counted(config: RunConfig, settings: PeerSettings, *, trains: bool = True, r
     if size is None:
         return None
     # the ranks of a peer share the activations in ways of their own
-    return Counted(size, sample_bytes(spec, config, settings) if trains and ranks == 1 else None)
+    if not trains or ranks > 1:
+        return Counted(size, None)
+    return Counted(size, sample_bytes(spec, config, settings), lambda: sample_bytes(spec, config, settings, short=True))
 
 
-def sample_bytes(spec: ModelSpec, config: RunConfig, settings: PeerSettings) -> int | None:
-    """Activation bytes of one sample; None: not known."""
-    how = {"checkpointing": settings.activation_checkpointing, "compiled": settings.compile}
+def sample_bytes(spec: ModelSpec, config: RunConfig, settings: PeerSettings, *, short: bool = False) -> int | None:
+    """Activation bytes of one sample, in fp32 or in bf16 (`short`); None: not known."""
+    how = {"checkpointing": settings.activation_checkpointing, "compiled": settings.compile, "short": short}
     return activation_bytes(spec, config.data.context, **how)
 
 
-def kinds_of(config: RunConfig, settings: PeerSettings, ranks: int = 1) -> tuple[Kind, ...]:
-    """The ways to keep the second moment that setting and run allow, the fastest first. Raises OperatorError."""
-    if settings.memory == "small" and ranks > 1:
+def memories_of(
+    config: RunConfig, settings: PeerSettings, device: torch.device, *, ranks: int = 1, own: bool = False
+) -> tuple[Memory, ...]:
+    """What setting, run and device allow, the fastest first. `own`: see `check`. Raises OperatorError."""
+    wanted = settings.memory
+    if wanted in ("small", "host") and ranks > 1:
         raise OperatorError(
-            "memory = small: a peer of several devices keeps its whole second moment; set memory to auto"
+            f"memory = {wanted}: a peer of several devices keeps its whole state there; set memory to auto"
         )
-    if not _has_second_moment(config) or ranks > 1 or settings.memory == "full":
-        return (WHOLE,)
-    return ("factored",) if settings.memory == "small" else (WHOLE, "factored")
+    fault = _no_host(settings, device, own=own)
+    if wanted == "host":
+        if fault:
+            raise OperatorError(f"memory = host: {fault}; set memory to small or auto")
+        return ("host",)
+    if wanted == "full" or ranks > 1:
+        return ("full",)
+    both: tuple[Memory, ...] = ("full",) if kind_of("small", config.optimizer) == "whole" else ("full", "small")
+    if wanted == "small":
+        return both[-1:]
+    # where the device computes in the main memory, a second copy of the weights there saves nothing
+    return both if fault or device.type != "cuda" else (*both, "host")
 
 
-def _has_second_moment(config: RunConfig) -> bool:
-    return config.optimizer.method == "demo" and config.optimizer.beta2 > 0
+def _no_host(settings: PeerSettings, device: torch.device, *, own: bool) -> str:
+    """Why a peer cannot keep its state in the main memory, with bf16 weights on the device; empty if it can."""
+    if own:
+        return "a program's own loop computes with the parameters themselves"
+    if settings.precision == "fp32":
+        return "the device gets bf16 weights, and precision = fp32 asks for others"
+    return "" if computes_short(device) else f"{device} has no bf16 units"
 
 
 def without_effect(config: RunConfig, settings: PeerSettings) -> str:
     """Why `memory = small` changes nothing in this run; empty if it does, or is not set."""
-    if settings.memory != "small" or _has_second_moment(config):
+    if settings.memory != "small" or kind_of("small", config.optimizer) == "factored":
         return ""
     return "memory = small has no effect: the run has no second moment (beta2 of its optimizer)"
 
@@ -130,17 +150,26 @@ def fitted(
     model = counted(config, settings, trains=trains, ranks=ranks)
     if model is None:
         return None
-    for second in (kinds := kinds_of(config, settings, ranks)):
-        need = replace(model.need(config, trains=trains, ranks=ranks, second=second), stores=stores)
-        found = _verdict(need, config, settings, folder, device, second)
-        if not found.refused or second == kinds[-1]:
+    before = ""
+    for memory in (memories := memories_of(config, settings, device, ranks=ranks)):
+        need = replace(model.need(config, trains=trains, ranks=ranks, memory=memory), stores=stores)
+        found = _verdict(need, config, settings, folder, device, memory, before)
+        if not found.refused or memory == memories[-1]:
             break
+        before = memory
     return found
 
 
 def _verdict(
-    need: Need, config: RunConfig, settings: PeerSettings, folder: Path, device: torch.device, second: Kind
+    need: Need,
+    config: RunConfig,
+    settings: PeerSettings,
+    folder: Path,
+    device: torch.device,
+    memory: Memory,
+    before: str,
 ) -> Fitted:
+    """`before`: what was tried, and did not fit."""
     size, why = needs.fit(
         need,
         room_of(device, settings.gpu_memory),
@@ -149,22 +178,22 @@ def _verdict(
         chosen="micro_batch" in settings.model_fields_set,
         checkpointing=settings.activation_checkpointing,
     )
-    if size and second == "factored":
-        why += ", memory small" + (" (you set it)" if settings.memory == "small" else " (full does not fit)")
-        if whole := needs.whole_gradients(config.optimizer, checks=config.trust.enabled):
+    main = main_memory()
+    if size and main is not None:
+        built, reason = needs.building(need, main, size)
+        size, why = (size, f"{why}, {reason}" if need.host else why) if built else (0, reason)
+    if size and memory != "full":
+        why += f", memory {memory} ({f'{before} does not fit' if before else 'you set it'})"
+        if (whole := needs.whole_gradients(config.optimizer, checks=config.trust.enabled)) and need.small:
             why += f", but with whole gradients: {whole}"
     if not size and settings.memory == "full" and config.optimizer.beta2:
         why += ", or set memory to auto"
     if size and (idle := without_effect(config, settings)):
         why += f", but {idle}"
-    main = main_memory()
-    if size and main is not None:
-        built, reason = needs.building(need, main)
-        size, why = (size, why) if built else (0, reason)
     there, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home), settings.snapshots_gb)
     if small := needs.snapshots(need, settings.snapshots_gb):
         there, disk = False, small
-    return Fitted(size, why, there, disk, second)
+    return Fitted(size, why, there, disk, memory)
 
 
 def check(
@@ -177,8 +206,8 @@ def check(
     stores: bool = True,
     ranks: int = 1,
     own: bool = False,
-) -> tuple[int, Kind]:
-    """The micro-batch with which this machine takes part, and how it keeps its second moment. Raises OperatorError if the run
+) -> tuple[int, Memory]:
+    """The micro-batch with which this machine takes part, and what it keeps where. Raises OperatorError if the run
     does not fit. `own`: the model is a program's, and built already. The rest is as `fitted` has it."""
     log, wanted = structlog.get_logger("peer").bind(step="-"), settings.micro_batch
     found = None if own else fitted(config, settings, folder, device, trains=trains, stores=stores, ranks=ranks)
@@ -187,13 +216,13 @@ def check(
             log.info("the model's size is not known before it is built")
         if idle := without_effect(config, settings):
             log.warning(idle)
-        return wanted, kinds_of(config, settings, ranks)[0]
+        return wanted, memories_of(config, settings, device, ranks=ranks, own=own)[0]
     if found.refused:
         raise OperatorError(found.refused)
     log.info(f"disk: {found.disk}")
     log.info(f"building the model: {found.why}")
     size = found.micro_batch
-    return wanted if size == min(wanted, config.clock.batch_samples) else size, found.second
+    return wanted if size == min(wanted, config.clock.batch_samples) else size, found.memory
 
 
 def free_at(folder: Path) -> int:

@@ -340,7 +340,6 @@ def _row(summary: dict[str, Any]) -> PeerTotals:
 
 
 def _sample(checkpoint: Path, seed: int) -> str:
-    import torch
     from transformers import AutoModelForCausalLM
 
     from node.data.tokenizer import ByteTokenizer
@@ -348,5 +347,4 @@ def _sample(checkpoint: Path, seed: int) -> str:
 
     with no_progress_bar():
         model = AutoModelForCausalLM.from_pretrained(checkpoint, trust_remote_code=False)
-    device = torch.device("cpu")
-    return sample_text(model, ByteTokenizer(), "def ", SAMPLE_TOKENS, seed=seed, device=device)
+    return sample_text(model, ByteTokenizer(), "def ", SAMPLE_TOKENS, seed=seed)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.admission.consent import check_code
-from node.admission.fit import counted, kinds_of, sample_bytes, spec_of
+from node.admission.fit import counted, sample_bytes, spec_of
 from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
 from node.export.first_look import tried
@@ -43,8 +43,8 @@ class LayoutFacts:
 
     `state_bytes`: memory of a peer whatever its micro-batch; `sample_bytes`: activations of one sample; `disk_bytes`: on its
     disk; `snapshot_bytes`: one snapshot; `copies_bytes`: main memory of the copies that are written to the disk.
-    `least_state_bytes`: with memory = small; `least_sample_bytes`: with activation checkpointing. None if they are not known
-    before the model is built.
+    `least_state_bytes`: with memory = small; `least_sample_bytes`: with activation checkpointing. `host_card_bytes` and
+    `host_main_bytes`: with memory = host, of one such sample at a time. None if they are not known before the model is built.
     """
 
     layout_digest: str
@@ -58,6 +58,8 @@ class LayoutFacts:
     copies_bytes: int | None = None
     least_state_bytes: int | None = None
     least_sample_bytes: int | None = None
+    host_card_bytes: int | None = None
+    host_main_bytes: int | None = None
     untried: str = ""
     """Why the dry run was not made, if it was not."""
     notes: tuple[str, ...] = ()
@@ -136,11 +138,16 @@ def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts
         return facts
     need = found.need(config)
     sparing = settings.model_copy(update={"memory": "small", "activation_checkpointing": True, "compile": False})
-    least = replace(found, sample=0).need(config, second=kinds_of(config, sparing)[0])
+    least = replace(found, sample=0).need(config, memory="small")
+    own = spec_of(config)
+    short = sample_bytes(own, config, sparing, short=True)
+    host = replace(found, short=lambda: short).need(config, memory="host")
     return replace(
         facts,
         least_state_bytes=least.memory(1),
-        least_sample_bytes=sample_bytes(spec_of(config), config, sparing),
+        least_sample_bytes=sample_bytes(own, config, sparing),
+        host_card_bytes=host.on("cuda").memory(1),
+        host_main_bytes=host.main(1),
         state_bytes=need.state,
         sample_bytes=need.sample,
         disk_bytes=need.disk,

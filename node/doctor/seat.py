@@ -15,6 +15,7 @@ from node.doctor.speed import samples_per_second
 from node.model.device import autocast, pick_device
 from node.model.spec import build_meta
 from node.training.methods import form_of
+from node.training.need import Memory
 from protos.cores import usable_cores
 from protos.run_config import RunConfig
 
@@ -36,20 +37,21 @@ def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
         return Seat(wanted, NOT_COUNTED, disk_fits=True, disk=NOT_COUNTED, payload_bytes=None, samples_per_second=None,
                     speed=NOT_COUNTED)  # fmt: skip
     fits = found.micro_batch
-    rate, speed = (None, "the model does not fit") if not fits else _speed(config, settings, fits, device)
+    rate, speed = (None, "the model does not fit") if not fits else _speed(config, settings, fits, device, found.memory)
     return Seat(fits, found.why, found.disk_fits, found.disk, payload_bytes(config, settings), rate, speed)
 
 
 def _speed(
-    config: RunConfig, settings: PeerSettings, micro_batch: int, device: torch.device
+    config: RunConfig, settings: PeerSettings, micro_batch: int, device: torch.device, memory: Memory
 ) -> tuple[float | None, str]:
     return samples_per_second(
         spec_of(config),
         config.data.context,
         micro_batch,
         device,
-        autocast(device, settings.precision),
+        autocast(device, "bf16" if memory == "host" else settings.precision),
         checkpointing=settings.activation_checkpointing,
+        short=memory == "host",
     )
 
 

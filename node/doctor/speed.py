@@ -31,12 +31,20 @@ WEIGHT: Final = 0.02
 
 
 def samples_per_second(
-    spec: ModelSpec, context: int, micro_batch: int, device: torch.device, autocast: Any, *, checkpointing: bool = False
+    spec: ModelSpec,
+    context: int,
+    micro_batch: int,
+    device: torch.device,
+    autocast: Any,
+    *,
+    checkpointing: bool = False,
+    short: bool = False,
 ) -> tuple[float | None, str]:
-    """Samples a second, and how that was found; None, and why it was not measured."""
+    """Samples a second, and how that was found; None, and why it was not measured. `short`: with bf16 weights."""
     if spec.factory is not None:
         return None, "the model is made by code (model.factory)"
     model = build_meta(spec)
+    model = model.bfloat16() if short else model
     work = OPERATIONS_A_PARAMETER * parameter_count(model) * context * micro_batch
     seconds = work / (PART_OF_PRODUCT * _operations_per_second(device))
     if seconds > SECONDS_MAX:

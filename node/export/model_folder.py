@@ -163,13 +163,12 @@ def sample_text(
     tokens: int,
     *,
     seed: int,
-    device: torch.device,
     temperature: float = SAMPLE_TEMPERATURE,
 ) -> str:
     """The prompt and `tokens` tokens after it, drawn with a generator of its own. The model keeps its mode."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.as_tensor(tokenizer.encode(prompt or "\n").astype("int64"))
-    window, training = _context_of(model), model.training
+    window, training, device = _context_of(model), model.training, next(model.parameters()).device
     model.eval()
     try:
         for _ in range(tokens):
@@ -180,12 +179,12 @@ def sample_text(
     return tokenizer.decode(ids.tolist())
 
 
-def writer(config: RunConfig, tokenizer: Tokenizer, device: torch.device) -> Callable[[nn.Module], str] | None:
+def writer(config: RunConfig, tokenizer: Tokenizer) -> Callable[[nn.Module], str] | None:
     """What writes the samples of a run with `evaluation.sample_tokens`: the same draws for each state. None: no samples."""
     tokens, prompt = config.evaluation.sample_tokens, config.evaluation.prompt
     if not tokens:
         return None
-    return partial(sample_text, tokenizer=tokenizer, prompt=prompt, tokens=tokens, seed=config.seed, device=device)
+    return partial(sample_text, tokenizer=tokenizer, prompt=prompt, tokens=tokens, seed=config.seed)
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any, Final
+
 import torch
+from torch import nn
 
 from protos.errors import OperatorError
 
 PRECISIONS = ("auto", "bf16", "fp32")
+SHORT: Final = torch.bfloat16
 
 
 class DeviceError(OperatorError):
@@ -38,14 +43,31 @@ def autocast(device: torch.device, choice: str = "auto") -> torch.autocast:
     """
     if choice not in PRECISIONS:
         raise DeviceError(f"precision = {choice!r}: expected one of {', '.join(PRECISIONS)}")
-    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if choice == "bf16" and device.type == "cuda" and not native:
+    native = device.type == "cuda" and computes_short(device)
+    if choice == "bf16" and not computes_short(device):
         raise DeviceError(f"precision = 'bf16': {device} has no bf16 units; use 'fp32'")
     enabled = choice == "bf16" or (choice == "auto" and native)
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+def computes_short(device: torch.device) -> bool:
+    """Whether a device computes in bf16. Without units for it, a CPU is slow, and a CUDA device is refused."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def device_name(device: torch.device, ranks: int) -> str:
     """As other peers see it: `cpu`, `cuda: NVIDIA H100`, `2 x cpu`."""
     name = f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
     return name if ranks == 1 else f"{ranks} x {name}"
+
+
+@torch.no_grad()
+def short_copy(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with bf16 parameters on a device, and buffers as they are. Tied parameters stay tied.
+
+    There is no second fp32 copy meanwhile.
+    """
+    here: dict[int, Any] = {id(buffer): buffer.to(device, copy=True) for buffer in model.buffers()}
+    for own in model.parameters():
+        here[id(own)] = nn.Parameter(own.to(device, SHORT), requires_grad=own.requires_grad)
+    return copy.deepcopy(model, here)

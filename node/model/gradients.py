@@ -35,6 +35,14 @@ class GradientTaker(Protocol):
         """The next backward pass completes the gradients: sums over so many samples, or a mean (1)."""
         ...
 
+    def hooked(self) -> AbstractContextManager[None]:
+        """`take` what the backward passes within make."""
+        ...
+
+    def take(self, index: int, parameter: Tensor) -> None:
+        """Take the gradient in `.grad` of the parameter with this index among those trained, and free it."""
+        ...
+
 
 @dataclass(frozen=True)
 class GradResult:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 from torch.autograd.graph import saved_tensors_hooks
 
+from node.model.device import short_copy
 from node.model.sliced_loss import loss, whole_loss
 from node.model.spec import REFUSALS, ModelError, ModelSpec, build_in_mode, build_meta, parameter_count
 from protos.errors import OperatorError
@@ -86,12 +87,13 @@ def measured(model: nn.Module) -> ModelSize:
 
 
 def activation_bytes(
-    spec: ModelSpec, context: int, *, checkpointing: bool = False, compiled: bool = False
+    spec: ModelSpec, context: int, *, checkpointing: bool = False, compiled: bool = False, short: bool = False
 ) -> int | None:
-    """What the backward pass of one sample keeps, in fp32. None for a factory, and for a model that needs numbers to run.
+    """What the backward pass of one sample keeps, in fp32, or with bf16 weights (`short`).
 
-    It counts the storages that autograd saves in a forward pass of one sample, parameters left out. A forward pass in bf16
-    keeps less, so this is the upper bound of both. `compiled`: the model is one graph, and makes all logits at once.
+    None for a factory, and for a model that needs numbers to run. It counts the storages that autograd saves in a
+    forward pass of one sample, parameters left out. A forward pass of fp32 weights in bf16 keeps less, so this is the upper
+    bound of both. `compiled`: the model is one graph, and makes all logits at once.
     """
     if spec.factory is not None:
         return None  # its code may look at numbers, and need not come back
@@ -100,7 +102,9 @@ def activation_bytes(
         try:
             model = build_in_mode(spec.config)
             Effort(activation_checkpointing=checkpointing).prepare(model).train()
-            return _saved_bytes(model, torch.zeros(1, context + 1, dtype=torch.int64), compiled=compiled)
+            model = short_copy(model, torch.device("cpu")) if short else model
+            with torch.autocast("cpu", torch.bfloat16, enabled=short):
+                return _saved_bytes(model, torch.zeros(1, context + 1, dtype=torch.int64), compiled=compiled)
         except (*REFUSALS, UnsupportedFakeTensorException):
             return None
 

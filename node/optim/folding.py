@@ -40,6 +40,20 @@ def check(config: DeMoConfig) -> None:
         )
 
 
+@contextmanager
+def hooked(parameters: Sequence[Tensor], take: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call `take` with a parameter and its index as soon as autograd has put a gradient into its `.grad`."""
+    handles: list[Any] = [
+        parameter.register_post_accumulate_grad_hook(partial(take, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(parameters)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 class FoldingRoom:
     """Memory that stays from step to step. Small pieces between gradients would leave holes as large as gradients in the C
     library's heap: 1 to 2 bytes a parameter."""
@@ -119,22 +133,15 @@ class Folding:
     def hooked(self) -> Iterator[None]:
         """Take gradients where autograd makes them."""
 
-        def ready(index: int, parameter: Tensor) -> None:
-            if gradient_fault_of(parameter) is None:
-                self._take(index, parameter)
-
-        handles: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(partial(ready, index))  # type: ignore[no-untyped-call]
-            for index, parameter in enumerate(self._parameters)
-        ]
-        try:
+        with hooked(self._parameters, self.take):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @torch.no_grad()
-    def _take(self, index: int, parameter: Tensor) -> None:
+    def take(self, index: int, parameter: Tensor) -> None:
+        """Take the gradient in `.grad` of the parameter with this index in the layout, and free it. `finish` names one that
+        cannot be taken."""
+        if gradient_fault_of(parameter) is not None:
+            return
         gradient, parameter.grad = parameter.grad, None
         if gradient is None or not self._finite or index in self._earlier:
             return

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from node.data.samples import Samples
-from node.model.gradients import GradResult, Loss, no_room, to_device
+from node.model.gradients import GradResult, Loss, free_cache, no_room, to_device
 from node.optim.step import NonFiniteGradient
 from node.training.maker import BuiltIn, NoVotes
 from protos.assignment import Range
@@ -160,6 +160,11 @@ class Handover:
         self._ended = False
 
     # ---- the training's end ------------------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """See `GradientMaker`."""
+        self.model.zero_grad(set_to_none=True)
+        free_cache(self.device)
 
     def begin(self, step: int, lr: float, decided: Callable[[], bool]) -> None:
         """The next shares are of this clock step."""

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +22,12 @@ import torch
 from torch import nn
 
 from node.data.samples import Batch
+from node.model.device import autocast
 from node.model.gradients import Loss, no_room, to_device
 from node.model.sliced_loss import loss as next_token_loss
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
+from node.training.host_maker import HostMaker
 from node.training.replica import Replica
 from protos.errors import NetworkError, OperatorError
 from protos.evaluation import DEVICES, Evaluation, is_due
@@ -59,15 +62,17 @@ def held_out_loss(
     stopping: Callable[[], bool],
     rests: float,
     loss: Loss = next_token_loss,
+    autocast: AbstractContextManager[Any] | None = None,
 ) -> float | None:
-    """Mean loss in nats a token, in fp32 without dropout; summed in fp64. None if it was stopped."""
+    """Mean loss in nats a token without dropout, in fp32 or under `autocast`; summed in fp64. None if it was stopped."""
+    forward = nullcontext() if autocast is None else autocast
     total = 0.0
     for first in range(0, len(samples), micro_batch):
         if stopping():
             return None
         began = time.monotonic()
         rows = to_device(samples[first : first + micro_batch], device)
-        with torch.no_grad():  # what a program's loss keeps for later has to be good for a backward pass
+        with torch.no_grad(), forward:  # what a program's loss keeps for later has to be good for a backward pass
             total += float(loss(model, rows)) * len(rows)
         time.sleep(rests * (time.monotonic() - began))
     return total / len(samples)
@@ -78,6 +83,9 @@ class Evaluator:
 
     `write`: what a model writes, for people. None: nothing. `model`: one on the CPU to evaluate with. None: a copy of the
     replica's, on its device. `loss`: the program's own, for a model of its own.
+
+    Where the device has no room for fp32 weights (`HostMaker`), each evaluation makes a bf16 model there. Such losses count as
+    those of another kind of device.
     """
 
     def __init__(
@@ -97,6 +105,11 @@ class Evaluator:
         self._samples, self._tell, self._micro_batch, self._log = samples, tell, micro_batch, log
         self._write, self._loss = write, loss or next_token_loss
         self._device = replica.device if model is None else torch.device("cpu")
+        maker = replica.maker
+        self._short = maker if isinstance(maker, HostMaker) and maker.evaluates_short else None
+        if self._short is not None:
+            self._device = self._short.device
+        self._forward = None if self._short is None else autocast(self._device, "bf16")
         self._given = self._model = None if model is None else model.eval().requires_grad_(requires_grad=False)
         self._set: tuple[Batch, bytes] | None = None
         self._changed = threading.Condition()
@@ -167,15 +180,16 @@ class Evaluator:
         samples, name = self._set
         device = self._device
         model = self._load(path)
-        value = held_out_loss(model, samples, device, self._micro_batch, self._ends, RESTS, self._loss)
+        value = held_out_loss(model, samples, device, self._micro_batch, self._ends, RESTS, self._loss, self._forward)
         if value is None:
             return
         if not math.isfinite(value):
             raise OperatorError(f"its held-out loss is {value}")
         seconds = round(time.monotonic() - began, 1)
         self._log.info("held-out loss", step=job.step, loss=round(value, 4), samples=len(samples), seconds=seconds)
-        kind = device.type if device.type in DEVICES else "other"
-        text = "" if self._write is None else self._write(model)
+        kind = device.type if device.type in DEVICES and self._short is None else "other"
+        with self._forward or nullcontext():
+            text = "" if self._write is None else self._write(model)
         self._tell(Evaluation(b"", job.step, value, samples[:, 1:].size, name, kind, text))
 
     def _ends(self) -> bool:
@@ -192,12 +206,15 @@ class Evaluator:
 
     def _load(self, path: Path) -> nn.Module:
         """The copy of the model, with the parameters of a snapshot. OSError if the snapshot was deleted meanwhile."""
-        from safetensors.torch import load_file
+        from safetensors import safe_open
 
-        if self._model is None:
-            self._model = copy.deepcopy(self._replica.whole_model()).eval().requires_grad_(requires_grad=False)
-        tensors = load_file(path)
-        with torch.no_grad():
-            for name, parameter in parameters_of(self._model).items():
-                parameter.copy_(tensors[name])
-        return self._model
+        if self._short is not None:
+            model = self._short.to_evaluate()
+        elif self._model is None:
+            model = self._model = copy.deepcopy(self._replica.whole_model()).eval().requires_grad_(requires_grad=False)
+        else:
+            model = self._model
+        with torch.no_grad(), safe_open(path, "pt") as file:
+            for name, parameter in parameters_of(model).items():
+                parameter.copy_(file.get_tensor(name))
+        return model

@@ -7,6 +7,7 @@ each share to a program's own loop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import structlog
@@ -15,6 +16,7 @@ from torch import nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gradients, free_cache, no_room
+from node.model.own_loop import check_built_in
 from node.model.sliced_loss import loss as next_token_loss
 from protos.assignment import Range
 from protos.errors import OperatorError
@@ -30,6 +32,13 @@ class GradientMaker(Protocol):
     @property
     def checker(self) -> BuiltIn | None:
         """Makes the gradient over any samples of the run, in the training's thread: checks of others' votes need it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    def rest(self) -> None:
+        """Give the device's memory back that only training needs."""
 
     def begin(self, step: int, lr: float, decided: Callable[[], bool]) -> None:
         """The next gradients are for this clock step; `decided`: they would be in vain. `should_stop` also rests, as the owner
@@ -56,6 +65,19 @@ class BuiltIn:
         self._step = 0
         self._fits: int | None = None  # samples for which the device had room at a time, as far as is known
 
+    @property
+    def device(self) -> torch.device:
+        """See `GradientMaker`."""
+        return next(self._model.parameters()).device
+
+    def ready(self, context: int) -> None:
+        """Before others wait for this peer: raises OperatorError for a model that it cannot train on samples of `context`."""
+        check_built_in(self._model)
+
+    def rest(self) -> None:
+        """See `GradientMaker`."""
+        self._free()
+
     def begin(self, step: int, lr: float, decided: Callable[[], bool]) -> None:
         """For the log."""
         self._step = step
@@ -70,18 +92,19 @@ class BuiltIn:
         taker: GradientTaker | None = None,
     ) -> GradResult:
         """The mean over all of the samples, or over those done before `should_stop`; `taker` as of `accumulate_gradients`."""
-        model, device = self._model, next(self._model.parameters()).device
+        model, device = self._model, self.device
         self._fits = min(self._fits or micro_batch, micro_batch)
         while True:
             size = max(min(self._fits, sum(map(len, parts))), 1)
             try:
                 batches = samples.micro_batches(parts, size)
-                return accumulate_gradients(model, batches, device, autocast, should_stop, self._loss, taker)
+                with nullcontext() if taker is None else taker.hooked():
+                    return accumulate_gradients(model, batches, device, autocast, should_stop, self._loss, taker)
             except RuntimeError as error:
                 if not no_room(error):
                     raise
                 if size == 1:
-                    self._free(device)
+                    self._free()
                     what = str(error).splitlines()[0]
                     raise OperatorError(
                         f"{device} has no room for one sample of this model ({what}); close other programs that use its "
@@ -89,10 +112,10 @@ class BuiltIn:
                     ) from error
             # This stands after the except, because until then the error keeps the tensors of the failed pass alive.
             self._fits = size // 2
-            self._free(device)
+            self._free()
             log = structlog.get_logger("peer")
             log.warning("out of memory: computing fewer samples at a time", step=self._step, micro_batch=self._fits)
 
-    def _free(self, device: torch.device) -> None:
+    def _free(self) -> None:
         self._model.zero_grad(set_to_none=True)
-        free_cache(device)
+        free_cache(self.device)

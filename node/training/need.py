@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from node.model.room import DeviceMemory
 from node.model.size import BYTES_A_NUMBER, ModelSize
@@ -34,9 +34,11 @@ PRIVATE_FILES: Final = 2
 
 BYTES_A_SHORT: Final = 2
 """A momentum in bf16, and a gradient's sum over several micro-batches."""
+Memory = Literal["full", "small", "host"]
+"""What a peer keeps, and where: `memory` of its settings."""
 HEAP_BYTES_A_PARAMETER: Final = 0.5
-"""With `memory = small`, in main memory: what the C library keeps between tensors (`python -m tests.bench size`, ADR 30). With
-sums over micro-batches, as much again as half of these."""
+"""With `memory = small` or `host`, in main memory: what the C library keeps between tensors (`python -m tests.bench size`, ADR
+30). With sums over micro-batches, as much again as half of these."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Need:
     weights: int
     """The model's own numbers: it is built in the main memory, whatever the device."""
     state: int
-    """Parameters, momentum, second moment, base optimizer, gradients that stay whole: whatever the micro-batch."""
+    """On the device, whatever the micro-batch: parameters, momentum, second moment, base optimizer, gradients that stay whole;
+    with `memory = host`, bf16 weights and the gradient at hand."""
     sample: int | None
     """Activations of one sample; None: not known, and counted as 0."""
     snapshot: int
@@ -64,6 +67,8 @@ class Need:
     """Main memory for two transformed gradients, by which the peer checks votes (node/training/vote_checks.py)."""
     small: bool = False
     """The peer saves memory: copies go to the disk."""
+    host: int = 0
+    """With `memory = host`: main memory for what is else in `state`."""
     stores: bool = True
     """False: the peer loads one snapshot, and stores no others (an export)."""
 
@@ -89,9 +94,14 @@ class Need:
     def on(self, device: str) -> Need:
         """With what lies in the main memory counted, if the device computes there."""
         if device.startswith("cuda"):
-            return self
-        beside = self.copies + self.heap + self.checks
+            return replace(self, gradients=0) if self.host else self
+        beside = self.copies + self.heap + self.checks + self.host
         return replace(self, state=self.state + beside, gradients=self.gradients * 3 // 2)
+
+    def main(self, micro_batch: int) -> int:
+        """Main memory beside a card, for a micro-batch of so many samples."""
+        sums = self.gradients * 5 // 4 if micro_batch < self.samples else 0  # no backward pass leaves pieces between them
+        return self.copies + self.checks + (self.host + self.heap + sums if self.host else 0)
 
     def memory(self, micro_batch: int) -> int:
         """For a micro-batch of so many samples."""
@@ -105,16 +115,16 @@ def need_of(
     *,
     trains: bool = True,
     ranks: int = 1,
-    second: Kind = "whole",
+    memory: Memory = "full",
     samples: int = 0,
     checks: bool = False,
 ) -> Need:
-    """`sample`: activation bytes of one sample. `ranks`: devices of this peer, which share the state. `second`: how the second
-    moment is kept; the means of a factored one are not counted. `samples`: the most of a step. `checks`: of other peers'
-    votes."""
+    """`sample`: activation bytes of one sample. `ranks`: devices of this peer, which share the state. The means of a factored
+    second moment are not counted. `samples`: the most of a step. `checks`: of other peers' votes."""
     one = BYTES_A_NUMBER * size.parameters
     base, private = one, one  # parameters; momentum
-    small = second == "factored" and optimizer.method == "demo" and optimizer.beta2 > 0
+    second = kind_of(memory, optimizer)
+    small = second == "factored"
     if optimizer.method == "demo":
         base += one * len(demo_config(optimizer, optimizer.vote_size, bytes(32)).base.state_names)
         private += one * ((bool(optimizer.beta2) and second == "whole") + bool(optimizer.nesterov))
@@ -126,12 +136,20 @@ def need_of(
     if trains and optimizer.local.steps > 1:
         working += one  # local steps keep the parameters where they began
         private += ADAM_MOMENTS * one
-    state = size.model_bytes + base - one + private + working
+    state, host = size.model_bytes + base - one + private + working, 0
+    if memory == "host":
+        host, short = state, (size.model_bytes - one) + BYTES_A_SHORT * size.parameters
+        state = short + 2 * BYTES_A_SHORT * size.largest if trains else 0
     return Need(
-        size.parameters, size.model_bytes, -(-state // ranks), sample, base, private,
+        size.parameters, size.model_bytes, -(-state // ranks), sample, base, private, host=host,
         gradients=BYTES_A_SHORT * size.parameters if joins and trains else 0, samples=samples, small=small,
         heap=int(HEAP_BYTES_A_PARAMETER * size.parameters) if small else 0, checks=2 * one if checks and trains else 0,
     )  # fmt: skip
+
+
+def kind_of(memory: Memory, optimizer: OptimizerConfig) -> Kind:
+    """How a peer keeps its second moment. With a factored one, its momentum is in bf16."""
+    return "factored" if memory != "full" and optimizer.method == "demo" and optimizer.beta2 > 0 else "whole"
 
 
 def whole_gradients(optimizer: OptimizerConfig, *, checks: bool) -> str:
@@ -165,7 +183,7 @@ def fit(
     other = "close programs that use this memory, or take another device (--device)"
     if need.state > room.free:
         return 0, (
-            f"the model does not fit: {parameters} need {amount(need.state)} for weights, gradients and momentum; {has}. "
+            f"the model does not fit: {parameters} need {amount(need.state)} for {_contents(need)}; {has}. "
             f"To mend it, {other}"
         )
     less = "" if checkpointing else "take --set activation_checkpointing=true, "
@@ -183,15 +201,23 @@ def fit(
     return fits, f"{parameters}, {amount(need.memory(fits))} of {amount(room.free)} ({device}){smaller}"
 
 
-def building(need: Need, main: DeviceMemory) -> tuple[bool, str]:
-    """Whether the main memory holds the weights while they are built, and later the copies that are written to the disk, and
-    the gradients of checks."""
-    most = max(need.weights, need.copies + need.checks)
+def _contents(need: Need) -> str:
+    if need.host and need.state < need.host:
+        return "bf16 weights and a gradient"
+    return "weights, gradients and momentum"
+
+
+def building(need: Need, main: DeviceMemory, micro_batch: int = 1) -> tuple[bool, str]:
+    """Whether the main memory holds the weights while they are built, and later the copies that are written to the disk, the
+    gradients of checks, and with `memory = host` the whole state."""
+    most = max(need.weights, need.main(micro_batch))
     if most <= main.free:
         return True, f"{amount(most)} of {amount(main.free)} main memory"
     what = "the peer's state cannot be saved: the copies of weights and momentum that go to the disk need"
     if need.checks:
         what = "the copies of weights and momentum that go to the disk, and the gradients for checks of votes, need"
+    if need.host:
+        what = "the peer's state does not fit: with memory = host, weights, momentum and optimizer need"
     if need.weights > main.free:
         what = "the model cannot be built: its weights need"
     return False, (

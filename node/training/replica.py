@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from node.data.samples import Samples
-from node.model.gradients import GradResult, free_cache
+from node.model.gradients import GradResult
 from node.optim.demo import DeMo
 from node.optim.laid_out import ParameterChanged
 from node.optim.local import LocalSteps
@@ -82,8 +82,8 @@ class Replica:
         copy_folder: Path | None = None,
     ) -> None:
         """`author`: this peer's public key, for votes whose places follow from it. `second`: how it keeps its second moment.
-        `maker`: of its gradients. `digest_steps`: of the run's clock. `copy_folder`: for what images copy; None keeps
-        copies in memory. A peer of several ranks gives `demo` and `local` (None
+        `maker`: of its gradients. `digest_steps`: of the run's clock. `copy_folder`: for what images copy, if
+        it saves memory; else copies are in memory. A peer of several ranks gives `demo` and `local` (None
         without local steps); for one device they are made here."""
         self.run_id, self.model, self.digest_steps = run_id, model, digest_steps
         self.step = 0
@@ -97,8 +97,9 @@ class Replica:
         self.demo, self.local = demo, local
         self.layout_digest = self.demo.layout.digest()
         # of state and momentum: one may be read when the other is made
+        copies_to = copy_folder if second == "factored" else None
         self._spares: dict[bool, Spare] = {
-            private: SpareMemory() if copy_folder is None else SpareDisk(copy_folder) for private in (False, True)
+            private: SpareMemory() if copies_to is None else SpareDisk(copies_to) for private in (False, True)
         }
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of the state, and of what is private
         self._digest: bytes | None = None
@@ -253,8 +254,7 @@ class Replica:
             return self._folded_in[2]
         with self._unchanged():
             folding = demo.folding(lr, changes=lambda: self._detach(private=True))
-            with folding.hooked():
-                result = maker.mean_gradient(samples, ranges, micro_batch, autocast, should_stop, folding)
+            result = maker.mean_gradient(samples, ranges, micro_batch, autocast, should_stop, folding)
             if result.samples == sum(map(len, ranges)):
                 folding.finish(result.samples)
                 self._folded_in = self.head, ranges, result
@@ -270,12 +270,13 @@ class Replica:
         by: GradientMaker | None = None,
     ) -> GradResult:
         """Put the mean gradient over the samples of `ranges` at the state that is here into `.grad`; no local steps."""
-        return (by or self.maker).mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop)
+        with self._unchanged():
+            return (by or self.maker).mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop)
 
     def rest(self) -> None:
         """Give the device's memory back that only training needs: the gradients, and what torch keeps for later."""
         self.model.zero_grad(set_to_none=True)
-        free_cache(self.device)
+        self.maker.rest()
 
     def whole_gradients(self) -> list[Tensor | None]:
         """The gradients that `mean_gradient` left in `.grad`, in the layout's order; None counts as zeros."""

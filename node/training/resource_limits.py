@@ -80,7 +80,7 @@ class ResourceLimits:
         """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways.
 
         The disk's limit holds for the trainer's archive, for `payloads`, and for the text on the `shelves`."""
-        machine = Machine(GpuPrograms(bus_id_of(trainer.replica.device), self._family))
+        machine = Machine(GpuPrograms(bus_id_of(trainer.replica.maker.device), self._family))
         wire = self.counters.wire
 
         def facts(settings: LiveSettings) -> MachineFacts:

@@ -31,6 +31,8 @@ class Summary:
 
     id: str
     device: str
+    memory: str = "full"
+    """What it keeps, and where: `memory` of its settings, as it was found."""
     steps_applied: int = 0
     step: int = 0
     digest: str = ""

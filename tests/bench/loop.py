@@ -33,7 +33,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tiny-steps", type=int, default=100, help="steps of the tiny model, 0: no such row (default 100)"
     )
-    parser.add_argument("--memory", choices=("full", "small"), default="full", help="of both peers (default full)")
+    parser.add_argument(
+        "--memory", choices=("full", "small", "host"), default="full", help="of both peers (default full)"
+    )
     parser.add_argument("--no-join", action="store_true", help="without a late joiner")
 
 

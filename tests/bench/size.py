@@ -16,13 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from node.admission import fit
 from node.config import PeerSettings
 from protos.run_config import RunConfig
 from tests.bench import loop
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm
 
-MODES: Final = ("full", "small")
+MODES: Final = ("full", "small", "host")
 WAIT_SECONDS_MAX: Final = 1800.0
 
 
@@ -60,7 +62,7 @@ def planned_bytes(mode: str, run_toml: str) -> float:
     settings = PeerSettings.model_construct(**{**PeerSettings.model_construct().model_dump(), "memory": mode})
     model = fit.counted(config, settings)
     assert model is not None, "a Llama can be counted"
-    need = model.need(config, second=fit.kinds_of(config, settings)[0]).on("cpu")
+    need = model.need(config, memory=fit.memories_of(config, settings, torch.device("cpu"))[0]).on("cpu")
     return need.memory(min(settings.micro_batch, config.clock.batch_samples))
 
 

@@ -37,12 +37,17 @@ def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> Non
             name = "anchor" if anchor else "ada"
             (swarm.folder / name).symlink_to(disk)
             swarm.join("bob", environment={"SWARMENTUM_MEMORY": "small"})  # unlike states of their own, equal replicas
+            swarm.join("cid", environment={"SWARMENTUM_MEMORY": "host"})
             if anchor:
                 swarm.anchor()
             else:
                 swarm.join("ada")
             swarm.wait_step(name, 5)
-            swarm.wait_step("bob", 5)  # as the only holder of the state, a peer that leaves would keep bob from joining
+            for other in (
+                "bob",
+                "cid",
+            ):  # as the only holder of the state, a peer that leaves would keep them from joining
+                swarm.wait_step(other, 5)
             filling = fill(disk)
             said = "the disk is full: this peer is out of the run, and takes part again when there is room"
             wait_for("the line about the disk", lambda: swarm.events(name, said))
@@ -52,9 +57,12 @@ def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> Non
             wait_for("room", lambda: swarm.events(name, "the disk has room again; taking part"))
             swarm.wait_step(name, swarm.last_step("bob") + 3)
             assert len(swarm.events(name, said)) == 1
-            assert "memory small" in (swarm.folder / "bob.log").read_text()
+            swarm.wait_step("cid", before + 5)
+            for other, memory in (("bob", "small"), ("cid", "host")):
+                assert f"memory {memory}" in (swarm.folder / f"{other}.log").read_text()
+                assert any(line["accepted"] for line in swarm.steps(other))
             assert "Traceback" not in (swarm.folder / f"{name}.log").read_text()
-            found = digests_by_step(swarm.steps("bob"), swarm.steps(name))
+            found = digests_by_step(*(swarm.steps(each) for each in ("bob", "cid", name)))
             assert all(len(digests) == 1 for digests in found.values())
         finally:
             swarm.close()

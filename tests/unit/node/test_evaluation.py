@@ -15,6 +15,7 @@ from torch.nn import functional
 from node.data.samples import Batch
 from node.snapshot.store import SnapshotStore
 from node.training.held_out import Evaluator, held_out_loss, set_sha256
+from node.training.host_maker import HostMaker
 from node.training.replica import Replica
 from protos.errors import DataError
 from protos.evaluation import AGREE_NATS, Evaluation, open_evaluation, seal_evaluation
@@ -29,8 +30,9 @@ CONFIG = RunConfig(clock=ClockConfig(snapshot_every=5), evaluation=EvaluationCon
 class Peer:
     """A replica, its store, and an evaluator; `found` has what it reported."""
 
-    def __init__(self, folder: Path, read: Any = None, write: Any = None) -> None:
-        self.replica = Replica(RUN, Table(), CONFIG.optimizer, 8)
+    def __init__(self, folder: Path, read: Any = None, write: Any = None, maker: Any = lambda _: None) -> None:
+        model = Table()
+        self.replica = Replica(RUN, model, CONFIG.optimizer, 8, maker=maker(model))
         self.store = SnapshotStore(folder, 1 << 30)
         self.found: list[Evaluation] = []
         self.told = threading.Event()
@@ -80,6 +82,37 @@ def test_the_stored_state_writes_a_text_that_is_cut_at_the_limit(tmp_path: Path)
     assert made.sample.endswith("False")
     ada = Identity.from_seed(bytes(32))
     assert open_evaluation(seal_evaluation(ada, RUN, made), run_id=RUN).sample == "é" * 512
+
+
+class OnCard(HostMaker):
+    """A CPU stands for the card."""
+
+    evaluates_short = True
+
+
+@pytest.mark.parametrize("how", [OnCard, HostMaker])
+def test_a_card_without_room_for_fp32_weights_evaluates_in_bf16_and_says_so(
+    how: type[HostMaker], tmp_path: Path
+) -> None:
+    seen: list[tuple[torch.dtype, bool]] = []
+
+    def write(model: torch.nn.Module) -> str:
+        seen.append((next(model.parameters()).dtype, torch.is_autocast_enabled("cpu")))
+        return ""
+
+    peer = Peer(tmp_path, write=write, maker=lambda model: how(model, torch.device("cpu")))
+    table = peer.replica.demo.parameters[0].detach()  # type: ignore[attr-defined]
+    wanted, root = expected(table), peer.keep()
+    table.mul_(50.0)
+    peer.evaluator.agreed(5, root, 100)
+    assert peer.told.wait(30)
+    peer.evaluator.finish()
+    [made] = peer.found
+    short = how is OnCard
+    assert made.device == ("other" if short else "cpu")
+    assert seen == [(torch.bfloat16, True) if short else (torch.float32, False)]
+    assert made.loss == pytest.approx(wanted, rel=5e-3 if short else 1e-5)
+    assert (peer.evaluator._model is None) is short, "2 bytes a parameter of the card for no longer than it takes"
 
 
 def test_two_peers_of_one_kind_agree_whatever_their_micro_batch() -> None:

@@ -12,6 +12,7 @@ import torch
 from node.admission import fit
 from node.config import PeerSettings
 from node.model.room import DeviceMemory
+from node.training.need import Memory
 from protos.errors import OperatorError
 from protos.run_config import RunConfig
 
@@ -34,25 +35,25 @@ def machine(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(fit, "main_memory", lambda: DeviceMemory(free, 2 * free))
 
 
-def bytes_of(second: fit.Kind) -> int:
+def bytes_of(memory: Memory) -> int:
     """What the state takes on a CPU, and a sample."""
     found = fit.counted(CONFIG, PeerSettings())
     assert found is not None
-    return found.need(CONFIG, second=second).on("cpu").memory(1)
+    return found.need(CONFIG, memory=memory).on("cpu").memory(1)
 
 
 def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, small = bytes_of("whole"), bytes_of("factored")
+    whole, small = bytes_of("full"), bytes_of("small")
     model = fit.counted(CONFIG, PeerSettings())
     assert model is not None
     # second moment, half the momentum, the copies, gradients but sums and the largest, heap
     assert whole - small == (4 + 2 + 12 + 4 - 3 - 0.5) * model.size.parameters - 4 * model.size.largest
     machine(monkeypatch, whole)
-    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "whole")
+    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "full")
     machine(monkeypatch, small)
-    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "factored")
+    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "small")
     found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, CPU)
     assert found is not None
     assert found.why.endswith(", memory small (full does not fit)")
@@ -62,24 +63,24 @@ def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
 
 
 def test_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 100 * bytes_of("whole"))
-    assert fit.check(CONFIG, settings(tmp_path, memory="small"), tmp_path, CPU)[1] == "factored"
-    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "whole"
-    machine(monkeypatch, bytes_of("factored"))
+    machine(monkeypatch, 100 * bytes_of("full"))
+    assert fit.check(CONFIG, settings(tmp_path, memory="small"), tmp_path, CPU)[1] == "small"
+    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "full"
+    machine(monkeypatch, bytes_of("small"))
     with pytest.raises(OperatorError, match=r"does not fit.*, or set memory to auto"):
         fit.check(CONFIG, settings(tmp_path, memory="full"), tmp_path, CPU)
 
 
 def test_the_model_is_counted_once_whatever_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small, calls = bytes_of("factored"), []
+    small, calls = bytes_of("small"), []
     machine(monkeypatch, small)
     monkeypatch.setattr(fit, "size_of", lambda spec, real=fit.size_of: (calls.append(1), real(spec))[1])
-    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "factored"
+    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "small"
     assert len(calls) == 1
 
 
 def test_a_setting_that_does_nothing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 100 * bytes_of("whole"))
+    machine(monkeypatch, 100 * bytes_of("full"))
     plain = CONFIG.model_copy(update={"optimizer": CONFIG.optimizer.model_copy(update={"beta2": 0.0})})
     words = "memory = small has no effect: the run has no second moment (beta2 of its optimizer)"
     for config, memory, said in ((plain, "small", True), (plain, "auto", False), (CONFIG, "small", False)):
@@ -95,7 +96,72 @@ def test_a_setting_that_does_nothing_says_so(tmp_path: Path, monkeypatch: pytest
 
 def test_a_peer_of_several_devices_and_a_run_without_a_second_moment_have_one_way(tmp_path: Path) -> None:
     plain = CONFIG.model_copy(update={"optimizer": CONFIG.optimizer.model_copy(update={"beta2": 0.0})})
-    assert fit.kinds_of(plain, settings(tmp_path, memory="small")) == ("whole",)
-    assert fit.kinds_of(CONFIG, settings(tmp_path), ranks=2) == ("whole",)
-    with pytest.raises(OperatorError, match="memory = small: a peer of several devices"):
-        fit.kinds_of(CONFIG, settings(tmp_path, memory="small"), ranks=2)
+    assert fit.memories_of(plain, settings(tmp_path, memory="small"), CPU) == ("full",)
+    assert fit.memories_of(CONFIG, settings(tmp_path), CPU, ranks=2) == ("full",)
+    for memory in ("small", "host"):
+        with pytest.raises(OperatorError, match=f"memory = {memory}: a peer of several devices"):
+            fit.memories_of(CONFIG, settings(tmp_path, memory=memory), CPU, ranks=2)
+
+
+def card(monkeypatch: pytest.MonkeyPatch, free: int, main: int, *, short: bool = True) -> torch.device:
+    """A GPU with so many free bytes, in a machine with so many."""
+    rooms = {"cuda": DeviceMemory(free, 2 * free), "cpu": DeviceMemory(main, 2 * main)}
+    monkeypatch.setattr(fit, "room_of", lambda device, _: rooms[device.type])
+    monkeypatch.setattr(fit, "main_memory", lambda: rooms["cpu"])
+    monkeypatch.setattr(fit, "computes_short", lambda device: short or device.type == "cpu")
+    return torch.device("cuda")
+
+
+def test_a_card_takes_the_first_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fit.counted(CONFIG, PeerSettings())
+    assert model is not None
+    full, small, host = (model.need(CONFIG, memory=memory) for memory in ("full", "small", "host"))  # type: ignore[arg-type]
+    plenty = 100 * full.memory(1)
+    for free, memory in ((full.memory(1), "full"), (small.memory(1), "small"), (host.on("cuda").memory(1), "host")):
+        device = card(monkeypatch, free, plenty)
+        assert fit.check(CONFIG, settings(tmp_path), tmp_path, device) == (1, memory)
+    found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, device)
+    assert found is not None
+    assert found.why.endswith(" main memory, memory host (small does not fit)")
+    card(monkeypatch, host.on("cuda").memory(1) - 1, plenty)
+    with pytest.raises(OperatorError, match=r"one sample does not fit.*cuda"):
+        fit.check(CONFIG, settings(tmp_path), tmp_path, device)
+    card(monkeypatch, host.on("cuda").memory(1), host.main(1) - 1)
+    with pytest.raises(OperatorError, match="the peer's state does not fit: with memory = host"):
+        fit.check(CONFIG, settings(tmp_path), tmp_path, device)
+
+
+def test_auto_takes_host_only_where_the_device_has_memory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = CONFIG.model_copy(update={"optimizer": CONFIG.optimizer.model_copy(update={"beta2": 0.0})})
+    cuda = card(monkeypatch, 1, 1)
+    for config, device, found in (
+        (CONFIG, CPU, ("full", "small")),
+        (CONFIG, torch.device("mps"), ("full", "small")),
+        (CONFIG, cuda, ("full", "small", "host")),
+        (plain, cuda, ("full", "host")),
+    ):
+        assert fit.memories_of(config, settings(tmp_path), device) == found
+    assert fit.memories_of(CONFIG, settings(tmp_path, precision="fp32"), cuda) == ("full", "small")
+    assert fit.memories_of(CONFIG, settings(tmp_path), cuda, own=True) == ("full", "small")
+    card(monkeypatch, 1, 1, short=False)
+    assert fit.memories_of(CONFIG, settings(tmp_path), cuda) == ("full", "small")
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "short", "words"),
+    [
+        ({"precision": "fp32"}, False, True, "the device gets bf16 weights, and precision = fp32"),
+        ({}, True, True, "a program's own loop"),
+        ({}, False, False, "cuda has no bf16 units"),
+    ],
+)
+def test_where_host_cannot_be_the_person_is_told(
+    given: dict[str, Any], own: bool, short: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = card(monkeypatch, 1 << 40, 1 << 40, short=short)
+    wanted = settings(tmp_path, memory="host", **given)
+    with pytest.raises(OperatorError, match=f"memory = host: {words}.*; set memory to small or auto"):
+        fit.check(CONFIG, wanted, tmp_path, device, own=own)
+    assert fit.check(CONFIG, settings(tmp_path, memory="host"), tmp_path, CPU)[1] == "host"

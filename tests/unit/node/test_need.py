@@ -110,11 +110,11 @@ def test_a_cpu_has_the_copies_of_snapshot_and_momentum_in_its_memory_too() -> No
     assert "cannot be saved" in building(weights, DeviceMemory(NEED.copies - 1, 2 * GB))[1]
 
 
-@pytest.mark.parametrize("second", ["whole", "factored"])
-def test_checks_of_votes_take_two_gradients_more_in_the_main_memory(second: Any) -> None:
-    plain, checking = (need_of(SIZE, optimizer(), second=second, checks=on) for on in (False, True))
+@pytest.mark.parametrize("memory", ["full", "small"])
+def test_checks_of_votes_take_two_gradients_more_in_the_main_memory(memory: Any) -> None:
+    plain, checking = (need_of(SIZE, optimizer(), memory=memory, checks=on) for on in (False, True))
     assert checking.checks == 2 * 4000
-    gradients = 0 if second == "whole" else 4000 - 4 * 300  # a peer that saves memory keeps whole ones
+    gradients = 0 if memory == "full" else 4000 - 4 * 300  # a peer that saves memory keeps whole ones
     assert checking.on("cpu").state == plain.on("cpu").state + 8000 + gradients
     assert checking.on("cuda").state == plain.on("cuda").state + gradients
     main = replace(checking, weights=0)
@@ -147,7 +147,7 @@ def test_amounts() -> None:
 
 
 def small(trains: bool = True, checks: bool = False, **values: Any) -> Need:
-    return need_of(SIZE, optimizer(**values), trains=trains, second="factored", samples=8, checks=checks)
+    return need_of(SIZE, optimizer(**values), trains=trains, memory="small", samples=8, checks=checks)
 
 
 def test_a_peer_that_saves_memory_has_a_short_momentum_one_gradient_and_copies_on_the_disk() -> None:
@@ -163,7 +163,7 @@ def test_a_peer_that_saves_memory_has_a_short_momentum_one_gradient_and_copies_o
     assert own.on("cpu").memory(7) == own.state + 500 + 3000, "and what lies between"
     assert small(trains=False).state == 4040 + 2000
     assert small(trains=False).memory(1) == 4040 + 2000
-    assert need_of(SIZE, optimizer(beta2=0), second="factored") == need_of(SIZE, optimizer(beta2=0))
+    assert need_of(SIZE, optimizer(beta2=0), memory="small") == need_of(SIZE, optimizer(beta2=0))
 
 
 @pytest.mark.parametrize(
@@ -182,3 +182,45 @@ def test_what_needs_whole_gradients_is_counted_with_them(given: dict[str, Any], 
 
 def test_local_steps_need_whole_gradients() -> None:
     assert whole_gradients(optimizer(recipe="diloco-demo"), checks=True) == "local steps need them"
+
+
+def host(**values: Any) -> Need:
+    return need_of(SIZE, optimizer(**values), memory="host", samples=8)
+
+
+def test_a_peer_with_its_state_in_the_main_memory_has_bf16_weights_and_two_gradients_on_the_card() -> None:
+    """Two: the table's and the head's are one parameter's, and are added up there."""
+    own, least = host(), small()
+    assert own.on("cuda:0").state == own.on("cuda:0").memory(1) == 2000 + 40 + 2 * 2 * 300
+    assert own.main(8) == least.on("cpu").memory(8)
+    assert own.main(7) == own.main(8) + 2500, "with sums"
+    assert (own.copies, own.disk) == (0, least.disk)
+    for size in (7, 8):
+        assert own.on("cpu").memory(size) == own.on("cuda").state + least.on("cpu").memory(size), "a CPU plays both parts"
+
+
+@pytest.mark.parametrize("given", [{"beta2": 0}, {"method": "paper"}, {"beta2": 0, "overlap": True}])
+def test_without_a_second_moment_the_main_memory_holds_the_whole_state(given: dict[str, Any]) -> None:
+    whole = need_of(SIZE, optimizer(**given))
+    assert host(**given).on("cuda").state == 2000 + 40 + 1200
+    assert host(**given).main(1) == whole.on("cpu").memory(1)
+
+
+def test_an_anchor_takes_no_memory_of_the_card() -> None:
+    anchor = need_of(SIZE, optimizer(), trains=False, memory="host")
+    assert anchor.on("cuda").memory(1) == 0
+    assert anchor.main(1) == 4040 + 2000 + 500
+
+
+def test_a_main_memory_that_is_too_small_for_the_state_is_named() -> None:
+    own = host()
+    assert building(own, DeviceMemory(own.main(7), GB), 7) == (True, "10 kB of 10 kB main memory")
+    assert building(own, DeviceMemory(own.main(7) - 1, GB), 8)[0], "a larger micro-batch needs no sums"
+    good, why = building(own, DeviceMemory(own.main(7) - 1, GB), 7)
+    assert not good
+    assert why.startswith(
+        "the peer's state does not fit: with memory = host, weights, momentum and optimizer need 10 kB of main"
+    )
+    fits, why = fit(own, DeviceMemory(3000, 4000), "cuda:0", 1, chosen=False, checkpointing=False)
+    assert not fits
+    assert "3.2 kB for bf16 weights and a gradient" in why

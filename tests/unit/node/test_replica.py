@@ -20,6 +20,7 @@ from node.model.spec import ModelSpec, build
 from node.snapshot.pieces import iterate_pieces
 from node.snapshot.private import write_private
 from node.snapshot.store import SnapshotStore
+from node.training.host_maker import HostMaker
 from node.training.replica import Replica
 from node.wire.validate import UpdateDoor
 from protos.assignment import Range
@@ -230,16 +231,27 @@ def test_a_model_that_casts_itself_ends_the_peer_with_a_sentence() -> None:
         it.vote(1, 2.0**-10)
 
 
-def small(model: torch.nn.Module, overlap: bool = False) -> Replica:
-    """As a peer with `memory = "small"` has it."""
-    return Replica(RUN, model, OptimizerConfig(overlap=overlap), 128, second="factored")
+Making = Callable[..., Replica]
+
+
+@pytest.fixture(params=["small", "host", "host, behind"])
+def small(request: pytest.FixtureRequest) -> Making:
+    """As a peer with `memory = "small"` or `"host"` has it, on a card (`behind`) or on a CPU."""
+
+    def make(model: torch.nn.Module, overlap: bool = False, copy_folder: Path | None = None) -> Replica:
+        own: dict[str, Any] = {"second": "factored", "copy_folder": copy_folder}
+        if request.param != "small":
+            own["maker"] = HostMaker(model, torch.device("cpu"), behind=request.param == "host, behind")
+        return Replica(RUN, model, OptimizerConfig(overlap=overlap), 128, **own)
+
+    return make
 
 
 def text() -> Samples:
     return Samples(np.arange(4000) % 250, 16, seed=1)
 
 
-def test_a_peer_that_saves_memory_has_no_gradients_and_the_votes_of_one_that_keeps_them() -> None:
+def test_a_peer_that_saves_memory_has_no_gradients_and_the_votes_of_one_that_keeps_them(small: Making) -> None:
     whole, folded = (small(build(ModelSpec(TINY), 1)) for _ in range(2))
     for step in (1, 2):
         for of, lr in ((whole, None), (folded, LR)):
@@ -254,7 +266,7 @@ def test_a_peer_that_saves_memory_has_no_gradients_and_the_votes_of_one_that_kee
 
 
 @pytest.mark.parametrize("at_a_time", [1, 3])
-def test_several_micro_batches_make_nearly_the_momentum_of_one(at_a_time: int) -> None:
+def test_several_micro_batches_make_nearly_the_momentum_of_one(small: Making, at_a_time: int) -> None:
     one, several = (small(build(ModelSpec(TINY), 1)) for _ in range(2))
     for of, size in ((one, 8), (several, at_a_time)):
         assert of.gradients(text(), [Range(0, 8)], size, None, lambda: False, 1.0, LR).samples == 8
@@ -263,7 +275,7 @@ def test_several_micro_batches_make_nearly_the_momentum_of_one(at_a_time: int) -
     assert float((found - expected).norm() / expected.norm()) < 0.02
 
 
-def test_a_late_gradient_stays_in_the_momentum_and_a_stopped_one_leaves_it() -> None:
+def test_a_late_gradient_stays_in_the_momentum_and_a_stopped_one_leaves_it(small: Making) -> None:
     it = small(build(ModelSpec(TINY), 1))
     assert not it.gradients(text(), [Range(0, 8)], 3, None, lambda: True, 1.0, LR).samples
     assert not it.demo.momentum.any(), "it stopped before the first sample"  # type: ignore[union-attr]
@@ -278,7 +290,7 @@ def test_a_late_gradient_stays_in_the_momentum_and_a_stopped_one_leaves_it() -> 
     assert it.vote(2, LR)
 
 
-def test_a_step_that_is_asked_for_again_joins_the_momentum_once() -> None:
+def test_a_step_that_is_asked_for_again_joins_the_momentum_once(small: Making) -> None:
     """The owner paused the peer after the last pass, and let it go on while the step was open."""
     once, again = (small(build(ModelSpec(TINY), 1)) for _ in range(2))
     for of, times in ((once, 1), (again, 2)):
@@ -293,7 +305,7 @@ def test_a_step_that_is_asked_for_again_joins_the_momentum_once() -> None:
     assert not once.demo.momentum.equal(again.demo.momentum), "after votes, it is another gradient"  # type: ignore[union-attr]
 
 
-def test_a_saved_momentum_is_that_of_its_step_while_the_next_gradients_join(tmp_path: Path) -> None:
+def test_a_saved_momentum_is_that_of_its_step_while_the_next_gradients_join(small: Making, tmp_path: Path) -> None:
     it = small(build(ModelSpec(TINY), 1))
     it.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
     it.vote(1, LR)
@@ -307,11 +319,9 @@ def test_a_saved_momentum_is_that_of_its_step_while_the_next_gradients_join(tmp_
 
 
 def test_a_full_disk_in_the_middle_of_a_backward_pass_is_a_disk_error_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Making, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    it = Replica(
-        RUN, build(ModelSpec(TINY), 1), OptimizerConfig(), 128, second="factored", copy_folder=tmp_path / "run"
-    )
+    it = small(build(ModelSpec(TINY), 1), copy_folder=tmp_path / "run")
     image, before = it.private_image(), it.demo.state_dict()
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", raising(OSError(errno.ENOSPC, "No space left on device")))
@@ -334,7 +344,7 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def test_an_old_momentum_of_a_whole_state_is_taken_up_by_one_that_saves_memory(tmp_path: Path) -> None:
+def test_an_old_momentum_of_a_whole_state_is_taken_up_by_one_that_saves_memory(small: Making, tmp_path: Path) -> None:
     long = Replica(RUN, build(ModelSpec(TINY), 1), OptimizerConfig(), 128)
     long.gradients(text(), [Range(0, 8)], 8, None, lambda: False)
     long.vote(1, LR)
@@ -347,13 +357,13 @@ def test_an_old_momentum_of_a_whole_state_is_taken_up_by_one_that_saves_memory(t
     assert long.load_private(tmp_path / "private")
 
 
-def test_with_overlap_gradients_stay_whole() -> None:
+def test_with_overlap_gradients_stay_whole(small: Making) -> None:
     it = small(build(ModelSpec(TINY), 1), overlap=True)
     it.gradients(text(), [Range(0, 8)], 8, None, lambda: False, 1.0, LR)
     assert all(parameter.grad is not None for parameter in it.model.parameters())
 
 
-def test_a_pass_that_ran_out_of_memory_joins_the_momentum_once() -> None:
+def test_a_pass_that_ran_out_of_memory_joins_the_momentum_once(small: Making) -> None:
     hungry, fed = (small(Hungry(room)) for room in (3, 7))
     for of in (hungry, fed):
         assert of.gradients(text(), [Range(0, 7)], 7, None, lambda: False, 1.0, LR).samples == 7

@@ -67,6 +67,11 @@ def test_the_last_line_says_thank_you_with_figures() -> None:
     assert "applied 24 steps" in words.farewell(told(), anchor=True)
 
 
+def test_a_mode_that_saves_memory_stands_beside_the_device() -> None:
+    assert words.device(told()).startswith("cpu, 93 % busy, 665 MB")
+    assert words.device(told(memory="host")).startswith("cpu, 93 % busy, memory host, 665 MB")
+
+
 def test_rates_are_of_the_last_seconds_and_begin_anew_after_a_restart() -> None:
     rates = Rates()
     assert rates.between(0.0, 1000, 0) == (None, None)

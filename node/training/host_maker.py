@@ -1,0 +1,293 @@
+"""Gradients of a peer whose weights, momentum and optimizer are in the main memory (`memory = "host"`): `HostMaker`.
+
+The device holds bf16 weights, a gradient or two, and activations. The weights are read from the replica's fp32 parameters
+before each gradient, whatever has changed those, so they are never old. The backward pass gives each gradient to the main
+memory as fp32, where it joins the momentum, or stays in the parameter's `.grad`. On a CUDA device a thread does that behind the
+backward pass. Refuses a model that does not compute with bf16 weights (`ready`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from node.data.samples import Samples
+from node.model.device import SHORT, short_copy
+from node.model.device import autocast as autocast_on
+from node.model.gradients import GradientTaker, GradResult, Loss, no_room
+from node.model.size import Effort
+from node.model.sliced_loss import loss as next_token_loss
+from node.optim.folding import hooked
+from node.optim.laid_out import ParameterChanged, gradient_fault_of
+from node.optim.layout import named_tensors
+from node.training.maker import BuiltIn
+from protos.assignment import Range
+from protos.errors import OperatorError
+
+MOVING_MAX: Final = 1
+"""Gradients that wait on the device for the one before, while the backward pass makes the next."""
+
+
+class Lane:
+    """Numbers between the main memory and a device. A CUDA device copies from and to one pinned buffer, on its own stream."""
+
+    def __init__(self, device: torch.device, numbers: int) -> None:
+        """`numbers`: the most at a time."""
+        self._buffer, self._stream = None, None
+        if device.type == "cuda":
+            self._buffer = torch.empty(numbers, dtype=SHORT, pin_memory=True)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def up(self, numbers: Tensor, to: Tensor) -> None:
+        """Fp32 of the main memory into bf16 on the device."""
+        if self._stream is None or self._buffer is None:
+            to.copy_(numbers)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))  # the last pass may read them still
+        with torch.cuda.stream(self._stream):
+            part = self._buffer[: to.numel()].view(to.shape)
+            to.copy_(part.copy_(numbers), non_blocking=True)
+        self._stream.synchronize()  # the buffer is free again, and any stream may read the weights
+
+    def made(self) -> Any:
+        """A mark: what the device has been asked for by now is done behind it. None where nothing runs behind."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._stream.device))
+        return event
+
+    def down(self, gradient: Tensor, to: Tensor, made: Any) -> Tensor:
+        """A gradient on the device, `made` behind its mark, into fp32 of the main memory, which is returned."""
+        if self._stream is None or self._buffer is None or gradient.dtype != SHORT:
+            return to.copy_(gradient)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(made)
+            part = self._buffer[: gradient.numel()].view(gradient.shape)
+            part.copy_(gradient, non_blocking=True)
+        self._stream.synchronize()
+        return to.copy_(part)
+
+
+class Mover:
+    """Moves the gradients of one step into the main memory: to a taker, or else into `.grad` of `parameters`, as a sum."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        copies: Sequence[tuple[str, Tensor]],
+        lane: Lane,
+        room: Callable[[], Tensor],
+        taker: GradientTaker | None,
+        pool: ThreadPoolExecutor | None,
+    ) -> None:
+        """`copies`: those of `parameters`, with names. `room`: fp32 numbers for the largest gradient. `pool`: one thread;
+        None: the backward pass waits."""
+        self._parameters, self._copies, self._lane, self._room = parameters, copies, lane, room
+        self._taker, self._pool = taker, pool
+        self._moving: deque[Future[None]] = deque()
+        self._mean = False  # one pass, over the mean
+
+    def start(self) -> None:
+        """See `GradientTaker`."""
+        self._wait(0)
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._mean = False
+        if self._taker is not None:
+            self._taker.start()
+
+    def last(self, samples: int) -> None:
+        """See `GradientTaker`."""
+        self._wait(0)
+        self._mean = samples == 1
+        if self._taker is not None:
+            self._taker.last(samples)
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """See `GradientTaker`. No gradient is on its way afterwards."""
+        try:
+            with hooked([own for _, own in self._copies], self.take):
+                yield
+            self._wait(0)
+        finally:
+            for moving in self._moving:
+                moving.cancel()
+            while self._moving:
+                if not (moving := self._moving.popleft()).cancelled():
+                    moving.exception()
+
+    def finish(self, samples: int) -> None:
+        """Make the mean over so many samples of what is in `.grad`."""
+        sums = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if sums and not self._mean:
+            torch._foreach_div_(sums, float(samples))
+
+    def _wait(self, most: int) -> None:
+        """Until at most so many gradients are on their way. Raises what one has failed with."""
+        while len(self._moving) > most:
+            self._moving.popleft().result()
+
+    def take(self, index: int, parameter: Tensor) -> None:
+        """See `GradientTaker`: of a copy. Raises `ParameterChanged` for a gradient that cannot be moved."""
+        if fault := gradient_fault_of(parameter):
+            raise ParameterChanged(f"parameter {self._copies[index][0]} {fault}")
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None, "autograd has just put it there"
+        if self._pool is None:
+            self._move(index, gradient, None)
+            return
+        self._wait(MOVING_MAX)
+        self._moving.append(self._pool.submit(self._move, index, gradient, self._lane.made()))
+
+    @torch.no_grad()
+    def _move(self, index: int, gradient: Tensor, made: Any) -> None:
+        parameter = self._parameters[index]
+        if self._taker is None and parameter.grad is None:
+            parameter.grad = self._lane.down(gradient, torch.empty_like(parameter), made)
+            return
+        found = self._lane.down(gradient, self._room()[: gradient.numel()].view(gradient.shape), made)
+        if self._taker is None:
+            assert parameter.grad is not None, "the case before"
+            parameter.grad.add_(found)
+        else:
+            parameter.grad = found
+            self._taker.take(index, parameter)
+
+
+Kept = tuple[torch.dtype, torch.device, tuple[int, ...], bool]
+
+
+class Pair(NamedTuple):
+    """A parameter of the replica, and that of the copy, which has to stay what it was."""
+
+    name: str
+    whole: Tensor
+    own: Tensor
+    kept: Kept
+
+
+class HostMaker(BuiltIn):
+    """As `BuiltIn`, with a bf16 copy of `model` on `device`, made by `ready` or for the first gradient."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        effort: Effort | None = None,
+        loss: Loss = next_token_loss,
+        *,
+        behind: bool | None = None,
+    ) -> None:
+        """`model`: the replica's, in the main memory. `effort`: how the copy computes. `behind`: whether a thread takes the
+        gradients; by default with CUDA alone, since on a CPU it would take the cores of the backward pass."""
+        super().__init__(model, loss)
+        self._whole, self._place, self._effort = model, device, effort or Effort()
+        self._parameters = [parameter for _, parameter in named_tensors(model)]
+        self._copies: list[tuple[str, Tensor]] = []
+        self._made: list[Pair] = []
+        self._lane: Lane | None = None
+        self._room: Tensor | None = None
+        self._behind = device.type == "cuda" if behind is None else behind
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """See `GradientMaker`."""
+        return self._place
+
+    def ready(self, context: int) -> None:
+        """See `BuiltIn`. The copy has to compute a loss."""
+        super().ready(context)
+        try:
+            self._make_copy()
+            with torch.no_grad(), autocast_on(self._place, "bf16"):
+                self._loss(self._model, torch.zeros(1, context + 1, dtype=torch.int64, device=self._place))
+        except (RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, RuntimeError) and no_room(error):
+                raise OperatorError(
+                    f"{self._place} has no room for bf16 weights and one sample of this model; close other programs that use "
+                    "its memory, or join with another device (--device)"
+                ) from error
+            raise OperatorError(
+                f"memory = host: the run's model does not compute with bf16 weights ({str(error).partition(chr(10))[0]}). "
+                "To mend it, set memory to small"
+            ) from error
+
+    def rest(self) -> None:
+        """See `GradientMaker`. The copy's weights go, too."""
+        for pair in self._made:
+            pair.own.data = pair.own.new_empty(0)
+        super().rest()
+
+    @property
+    def evaluates_short(self) -> bool:
+        """Whether held-out losses are of bf16 weights: fp32 ones would take the main memory's CPU hours."""
+        return self._place.type != "cpu"
+
+    def to_evaluate(self) -> nn.Module:
+        """A further copy in bf16, for states that are not this peer's own."""
+        return short_copy(self._whole, self._place).eval().requires_grad_(requires_grad=False)
+
+    def mean_gradient(
+        self,
+        samples: Samples,
+        parts: tuple[Range, ...],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+        taker: GradientTaker | None = None,
+    ) -> GradResult:
+        """See `BuiltIn`."""
+        lane = self._refresh()
+        mover = Mover(self._parameters, self._copies, lane, self._numbers, taker, self._pool)
+        result = super().mean_gradient(samples, parts, micro_batch, autocast, should_stop, mover)
+        mover.finish(result.samples)
+        return result
+
+    @torch.no_grad()
+    def _refresh(self) -> Lane:
+        """The weights on the device are those of the replica, rounded. Raises `ParameterChanged` if the model has changed its
+        copy's."""
+        lane = self._make_copy()
+        for name, whole, own, was in self._made:
+            if not own.numel():  # since `rest`
+                own.data = own.new_empty(whole.shape)
+            if (now := _kind(own)) != was:
+                raise ParameterChanged(f"parameter {name}: its copy was {_words(was)}, and is {_words(now)} now")
+            lane.up(whole, own)
+        return lane
+
+    def _make_copy(self) -> Lane:
+        if self._lane is not None:
+            return self._lane
+        self._model = self._effort.prepare(short_copy(self._whole, self._place))
+        self._copies = named_tensors(self._model)
+        pairs = zip(self._whole.named_parameters(), self._model.parameters(), strict=True)
+        self._made = [Pair(name, whole, own, _kind(own)) for (name, whole), own in pairs]
+        self._lane = Lane(self._place, max(pair.whole.numel() for pair in self._made))
+        if self._behind:
+            self._pool = ThreadPoolExecutor(1, "gradients")
+        return self._lane
+
+    def _numbers(self) -> Tensor:
+        """Room for one gradient. It stays: see `FoldingRoom`."""
+        if self._room is None:
+            self._room = torch.empty(max(parameter.numel() for parameter in self._parameters))
+        return self._room
+
+
+def _kind(own: Tensor) -> Kept:
+    return own.dtype, own.device, tuple(own.shape), own.requires_grad
+
+
+def _words(kept: Kept) -> str:
+    dtype, device, shape, trained = kept
+    return f"{str(dtype).removeprefix('torch.')} {shape} on {device}, {'trained' if trained else 'frozen'}"
