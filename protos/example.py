@@ -102,6 +102,8 @@ def allowed(field: FieldInfo, none: str = "") -> str:
 
 
 def _kind(kind: Any, field: FieldInfo) -> str:
+    if get_origin(kind) is list and get_origin(get_args(kind)[0]) is Literal:
+        return f"any of {', '.join(get_args(get_args(kind)[0]))}; commas between them"
     if get_origin(kind) is Literal:
         return _either([json.dumps(choice) for choice in get_args(kind)])
     if kind is bool:

@@ -161,9 +161,7 @@ def _verdict(
     if size and main is not None:
         built, reason = needs.building(need, main)
         size, why = (size, why) if built else (0, reason)
-    there, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home), settings.snapshots_gb)
-    if small := needs.snapshots(need, settings.snapshots_gb):
-        there, disk = False, small
+    there, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home))
     return Fitted(size, why, there, disk, second)
 
 
