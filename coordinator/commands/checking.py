@@ -28,6 +28,7 @@ from coordinator.commands.planning import (
     TextFacts,
     adds_up,
     layout_of_run,
+    measured_of,
     planned,
     recipe_of,
     room_for_votes,
@@ -153,7 +154,7 @@ def findings_of(
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
     notes = () if facts is None else facts.notes
-    told_all = tuple(filter(None, (recipe_of(config), said, room, *notes)))
+    told_all = tuple(filter(None, (recipe_of(config), measured_of(config), said, room, *notes)))
     return Findings(config, facts, unknown, told_all, gave_up)
 
 

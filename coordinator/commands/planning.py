@@ -12,10 +12,12 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from protos.errors import OperatorError
+from protos.example import MEASURED
 from protos.limits import PAYLOADS_GB
 from protos.mistakes import has_own_text
 from protos.optimizer_defaults import RECIPES
@@ -158,6 +160,13 @@ def room_for_votes(config: RunConfig, payload_bytes: int) -> str:
         f"{max(peers, 1)}, or have peers set disk_gb = "
         f"{math.ceil(most * a_peer / BYTES_A_GB + KEPT_BESIDE_GB)}."
     )
+
+
+def measured_of(config: RunConfig) -> str:
+    """A note on constants of the protocol that this run changes; empty for most runs."""
+    usual = RunConfig()
+    changed = [key for key in MEASURED if attrgetter(key)(config) != attrgetter(key)(usual)]
+    return f"{', '.join(changed)}: measured; a run that leaves them out has the usual ones." if changed else ""
 
 
 def recipe_of(config: RunConfig) -> str:
