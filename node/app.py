@@ -57,14 +57,12 @@ from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError, RefusedError, StoppedError
 from protos.identity import Identity
 from protos.invite import Invite
+from protos.limits import SNAPSHOTS_GB
+from protos.mistakes import NO_LICENCE
 from protos.run_config import RunConfig
 from protos.signals import EXIT_INTERRUPTED
 from protos.start import fork_values, fork_words, start_of
 from protos.v1 import coordinator_pb2 as pb
-
-
-def _told_nobody(_reason: Failing) -> None:
-    """The owner wants no failures told."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +85,7 @@ def join(
     stage: Stage | None = None,
     own: Own | None = None,
     stop: Stop | None = None,
+    licence: str = NO_LICENCE,
 ) -> Outcome:
     """Take part in a run until the run is finished, or Ctrl-C. Raises a SwarmentumError that names the fault.
 
@@ -94,7 +93,7 @@ def join(
     with the first state that is as new as the log is now; with a `series` it stays, and exports agreed states. `agree` gets
     the run's requests of this machine before anything is built, and raises if the person does not agree. In a peer of several
     ranks this is rank 0; the others `follow`. `stage` shows the terminal view, once there is something to see. `own`: a
-    program's model and loop, in another thread; then `stop` is how the program ends the peer.
+    program's model and loop, in another thread; then `stop` is how the program ends the peer. `licence`: for the export's card.
     """
     stage = stage or Stage()
     invite = Invite.parse(invite_link)
@@ -104,7 +103,8 @@ def join(
     stop = stop or Stop(stage.close)
     try:
         with stop.listening(), _leading(settings) as lead, stage:
-            peer = _Peer(invite, settings, stop, stage, lead, anchor=anchor, copies=copies, series=series, own=own)
+            peer = _Peer(invite, settings, stop, stage, lead, anchor=anchor, copies=copies, series=series, own=own,
+                         licence=licence)  # fmt: skip
             return peer.run(export_to, agree)
     finally:
         lock.close()
@@ -137,16 +137,17 @@ class _Peer:
         copies: bool = False,
         series: Series | None = None,
         own: Own | None = None,
+        licence: str = NO_LICENCE,
     ) -> None:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.stage, self.copies, self.trains = stage, copies, not (anchor or copies)
-        self.series, self.own = series, own
+        self.series, self.own, self.licence = series, own, licence
         self.evaluates = False
         self.memory: Memory = "full"
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / folder_of(invite.run_id)
-        store = SnapshotStore(self.folder / PIECES, int(settings.snapshots_gb * BYTES_A_GB))
+        store = SnapshotStore(self.folder / PIECES, int(SNAPSHOTS_GB * BYTES_A_GB))
         payloads = Payloads(self.folder / "payloads", allowed(settings.disk_gb, Kept()).payloads)
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
@@ -206,7 +207,7 @@ class _Peer:
         """Facts, settings, text, replica and micro-batch: all before this peer joins. What fails is told to the operator."""
         # Rank 0 has to tell the other ranks of the peer before it ends.
         saves = self.stop.nothing_to_save() if self.lead is None else nullcontext()
-        tell = swarm.tell_failure if self.settings.tell_failures else _told_nobody
+        tell = (lambda _: None) if "failures" in self.settings.decline else swarm.tell_failure
         with saves, telling(tell) as stage:
             stage.reason = Failing.JOIN_FAILURE_VERSION
             # A command that only copies the state ends soon if nobody answers; a peer waits for its coordinator.
@@ -295,7 +296,7 @@ class _Peer:
         size, run_id, key = vote_size(config, self.settings, self.log), self.invite.run_id, self.identity.public_key
         if self.own is not None:
             start = own_start(
-                spec, config, vocabulary, begun=facts.HasField("snapshot"), allow_code=self.settings.allow_code
+                spec, config, vocabulary, begun=facts.HasField("snapshot"), allow_code="code" in self.settings.allow
             )
             replica = self.own.replica(
                 start, config, size, run_id, key, facts.genesis.layout_digest, self.memory, self.folder
@@ -341,7 +342,8 @@ class _Peer:
             genesis = facts.genesis.SerializeToString(deterministic=True)
             room = allowed(self.lent.live.values.disk_gb, Kept()).archive
             archive = Recorder(self.folder / "archive", room, genesis, replica)
-        ranks = 1 if self.lead is None else self.lead.ranks
+        self.home.store.make_fit(4 * sum(it.numel() for it in replica.state.values()), settings.snapshots_kept)
+        ranks, part = 1 if self.lead is None else self.lead.ranks, settings.uplink_part
         return assemble(
             self.home,
             config,
@@ -354,11 +356,9 @@ class _Peer:
             micro_batch=micro_batch,
             autocast=autocast(replica.maker.device, "bf16" if self.memory == "host" else settings.precision),
             anchored=facts.anchored,
-            vote_size=VoteSize(replica.payload_bytes, replica.size, settings.fit_uplink)
-            if settings.fit_uplink is not None
-            else None,
+            vote_size=VoteSize(replica.payload_bytes, replica.size, part) if part is not None else None,
             archive=archive,
-            places=SnapshotPlaces(settings.snapshots_kept, settings.mirror, settings.allow_data),
+            places=SnapshotPlaces(settings.snapshots_kept, settings.mirror, "data" in settings.allow),
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
             exports=exports,
@@ -369,8 +369,8 @@ class _Peer:
 
     def _evaluates(self, config: RunConfig, facts: pb.GetRunResponse) -> bool:
         """Whether this peer reports held-out losses: an anchor, or a peer of a run without anchors."""
-        wanted = bool(config.evaluation.every) and self.settings.evaluate and (self.own is None or self.own.evaluates)
-        return wanted and not self.copies and (self.anchor or not facts.anchored)
+        wanted = bool(config.evaluation.every) and "evaluation" not in self.settings.decline and not self.copies
+        return wanted and (self.own is None or self.own.evaluates) and (self.anchor or not facts.anchored)
 
     def _evaluator(
         self, config: RunConfig, replica: Replica, swarm: Swarm, text: Text, micro_batch: int
@@ -394,4 +394,4 @@ class _Peer:
             log_head=replica.head.hex(),
             parameters=replica.demo.layout.parameters,
         )
-        return export(replica.whole_model(), text.tokenizer, path, card, self.settings.licence)
+        return export(replica.whole_model(), text.tokenizer, path, card, self.licence)

@@ -178,8 +178,8 @@ def replica_of(
 
 def vote_size(config: RunConfig, settings: PeerSettings, log: Any) -> int:
     """The size of this peer's votes. Raises OperatorError for one that the run's votes do not have."""
-    if settings.vote_size is not None and config.optimizer.selection not in SIZE_KEYS:
+    if settings.own_size is not None and config.optimizer.selection not in SIZE_KEYS:
         log.warning(
             f"vote_size has no effect: the run selects by {config.optimizer.selection}; its votes have one size"
         )
-    return config.optimizer.size_of(settings.vote_size)
+    return config.optimizer.size_of(settings.own_size)

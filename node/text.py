@@ -135,7 +135,7 @@ def _one(
         tokenizer=data.tokenizer,
         tokenizer_sha256=data.tokenizer_sha256,
         dtype=data.dtype,
-        allow_left_out=settings.allow_left_out,
+        allow_left_out="left_out" in settings.allow,
     )
     _tell(corpus.name, corpus.reading, log)
     samples = Samples(corpus.tokens, data.context, config.seed)
@@ -159,7 +159,7 @@ def _shards(
     urls = [source, *(named.mirrors if settings.data is None else ())] if is_web(source) else []
     if urls and named.sha256 is None and settings.data is None:
         raise DataError(f"data: the run names {source} without a hash, so its server could give each peer another text")
-    private = settings.allow_data or settings.data is not None
+    private = "data" in settings.allow or settings.data is not None
     mirrors = Mirrors(urls, private=private, log=log.warning, paced=paced)
     encoded, manifest = _manifest(source, mirrors, settings.home / "cache", named.sha256)
     for line in left_out_of(manifest):

@@ -26,8 +26,13 @@ COMMON = frozenset({
     "clock.steps", "clock.batch_samples", "clock.deadline_ms_max", "admission.mode", "overlay.bootstrap",
 })  # fmt: skip
 """The keys of run.toml that people set. The rest has defaults that fit, or follows from these."""
-FILLED_IN = frozenset({"model.reference"})
+FILLED_IN = frozenset({"model.reference", "trust.anchored"})
 """Keys that `run create` writes into a run's definition. They are no settings of a person."""
+MEASURED = (
+    "clock.quorum", "clock.deadline_mad_factor", "clock.digest_steps",
+    "trust.checkers", "trust.agreement_min", "trust.overlap_max", "trust.exclude_at",
+)  # fmt: skip
+"""Constants that were measured. A run's definition records them, a file may have them, and no list shows them."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def settings_of(
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             nested.append((f"{table}.{name}".lstrip("."), inner, getattr(made, name, None)))
             continue
-        if f"{table}.{name}" in FILLED_IN:
+        if f"{table}.{name}" in FILLED_IN or f"{table}.{name}" in MEASURED:
             continue
         if not field.description:
             raise ValueError(f"{model.__name__}.{name} has no docstring")
@@ -102,6 +107,8 @@ def allowed(field: FieldInfo, none: str = "") -> str:
 
 
 def _kind(kind: Any, field: FieldInfo) -> str:
+    if get_origin(kind) is list and get_origin(get_args(kind)[0]) is Literal:
+        return f"any of {', '.join(get_args(get_args(kind)[0]))}; commas between them"
     if get_origin(kind) is Literal:
         return _either([json.dumps(choice) for choice in get_args(kind)])
     if kind is bool:

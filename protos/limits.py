@@ -76,7 +76,8 @@ MANIFEST_BYTES_MAX = 8 << 20
 STATES_MAX = 256  # of a run, in one list
 STEP_MAX = 1 << 40
 SAMPLE_INDEX_MAX = 1 << 60
-# Room that a peer gives others' votes, and snapshots, unless it is told otherwise: `run create` says where a run may need more.
+# Room that a peer gives others' votes, unless it is told otherwise (`run create` says where a run may need more), and the least
+# for snapshots.
 PAYLOADS_GB = 20.0
 SNAPSHOTS_GB = 20.0
 

@@ -12,11 +12,13 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from protos.errors import OperatorError
-from protos.limits import PAYLOADS_GB, SNAPSHOTS_GB
+from protos.example import MEASURED
+from protos.limits import PAYLOADS_GB
 from protos.mistakes import has_own_text
 from protos.optimizer_defaults import RECIPES
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
@@ -37,7 +39,6 @@ AGGREGATORS = 3
 PERIODS_KEPT = 3
 KEPT_BESIDE_GB = 30
 """What a peer keeps beside others' votes: its archive and its text (`disk_gb` is for all three)."""
-SNAPSHOTS_KEPT = 2
 BYTES_A_GB = 10**9
 
 
@@ -163,15 +164,11 @@ def room_for_votes(config: RunConfig, payload_bytes: int) -> str:
     )
 
 
-def room_for_snapshots(snapshot_bytes: int | None) -> str:
-    """A warning if peers lack room for two snapshots, unless they are told to give more; empty if they have it."""
-    if snapshot_bytes is None or SNAPSHOTS_KEPT * snapshot_bytes <= SNAPSHOTS_GB * BYTES_A_GB:
-        return ""
-    needed = math.ceil((SNAPSHOTS_KEPT + 1) * snapshot_bytes / BYTES_A_GB)
-    return (
-        f"A snapshot has {snapshot_bytes / BYTES_A_GB:.0f} GB, and a peer keeps {SNAPSHOTS_KEPT} and writes a third. A peer "
-        f"gives snapshots {SNAPSHOTS_GB:.0f} GB: each peer has to set snapshots_gb = {needed} to join."
-    )
+def measured_of(config: RunConfig) -> str:
+    """A note on constants of the protocol that this run changes; empty for most runs."""
+    usual = RunConfig()
+    changed = [key for key in MEASURED if attrgetter(key)(config) != attrgetter(key)(usual)]
+    return f"{', '.join(changed)}: measured; a run that leaves them out has the usual ones." if changed else ""
 
 
 def recipe_of(config: RunConfig) -> str:

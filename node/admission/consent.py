@@ -79,7 +79,7 @@ def request(
     wants = []
     tokenizer, factory = config.data.tokenizer, config.model.factory
     if factory is not None:
-        _check_code(factory, settings.allow_code)
+        _check_code(factory, "code" in settings.allow)
         wants.append(f"import and call {_shown(factory)} on this machine")
     if trains and settings.data is None:
         wants += _data_wants(config, settings)
@@ -122,7 +122,7 @@ def _data_wants(config: RunConfig, settings: PeerSettings) -> list[str]:
 
 def must_ask(asked: MachineRequest, settings: PeerSettings, can_ask: bool) -> bool:
     """Whether the program must ask the person first. Raises OperatorError if the run wants a download and nobody can answer."""
-    if not asked.wants or settings.yes:
+    if not asked.wants or "requests" in settings.allow:
         return False
     if not can_ask and asked.downloads:
         raise OperatorError(
@@ -146,7 +146,7 @@ def _check_code(factory: str, allowed: bool) -> None:
 
 
 def _check_data(source: str, settings: PeerSettings) -> None:
-    if not settings.allow_data:
+    if "data" not in settings.allow:
         raise OperatorError(
             f"the run asks for {_shown(source)} of this machine as training text (data.source). Join with --data PATH to name "
             "this machine's own text. If you mean this path, join with --allow-data: the path's content goes into the model"
@@ -154,7 +154,7 @@ def _check_data(source: str, settings: PeerSettings) -> None:
 
 
 def _check_tokenizer(tokenizer: str, settings: PeerSettings) -> None:
-    if not settings.allow_data:
+    if "data" not in settings.allow:
         raise OperatorError(
             f"the run asks for {_shown(tokenizer)} of this machine as its tokenizer (data.tokenizer); if you mean this path, "
             "join with --allow-data"

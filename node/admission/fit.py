@@ -190,9 +190,7 @@ def _verdict(
         why += ", or set memory to auto"
     if size and (idle := without_effect(config, settings)):
         why += f", but {idle}"
-    there, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home), settings.snapshots_gb)
-    if small := needs.snapshots(need, settings.snapshots_gb):
-        there, disk = False, small
+    there, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home))
     return Fitted(size, why, there, disk, memory)
 
 

@@ -52,7 +52,7 @@ def audit_folder(
     try:
         with writing(folder):
             fresh.mkdir(parents=True)
-            facts, sources = _fill(fresh, link_from(run), load_settings(allow_data=allow_data or None).allow_data)
+            facts, sources = _fill(fresh, link_from(run), "data" in load_settings(allow_data=allow_data or None).allow)
             write_bytes(fresh / audit.README, audit.readme(facts, sources).encode())
             write_bytes(fresh / audit.SUMS, audit.sums(fresh).encode())
             fresh.rename(whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from protos.console import configure_logging
 from protos.errors import OperatorError
 from protos.invite import Invite
 from protos.json_line import print_json
+from protos.mistakes import LICENCE, NO_LICENCE, expected
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.start import RUN_DIGITS_SHOWN
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 KEPT = 3
 Public = Annotated[bool, typer.Option("--public", help="Make a new repository of the hub public.")]
-Licence = Annotated[str | None, typer.Option(help="For the card, as the hub spells it, for example apache-2.0.")]
+Licence = Annotated[str, typer.Option(help="For the card, as the hub spells it, for example apache-2.0.")]
 
 
 @leaving_at_once()
@@ -55,7 +57,7 @@ def export(
         ),
     ] = None,
     public: Public = False,
-    licence: Licence = None,
+    licence: Licence = NO_LICENCE,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -65,8 +67,10 @@ def export(
     configure_logging(as_json=as_json, verbose=verbose)
     from node.commands import person
 
-    to = _Target(person.link_from(invite), folder, push_to_hub, public, every, keep, as_json)
-    raise typer.Exit(_export(to, settings(licence=licence)))
+    if not re.search(LICENCE, licence):
+        raise OperatorError(f"--licence {licence}: {expected(LICENCE)}")
+    to = _Target(person.link_from(invite), folder, push_to_hub, public, every, keep, as_json, licence)
+    raise typer.Exit(_export(to, settings()))
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class _Target:
     every: int | None
     keep: int
     as_json: bool
+    licence: str
 
 
 def _export(to: _Target, settings: PeerSettings) -> int:
@@ -110,13 +115,13 @@ def _export(to: _Target, settings: PeerSettings) -> int:
             done, log = partial(_told, to, "pushed"), structlog.get_logger("peer")
             uploads = hugging_face.Uploads(to.repo_id, done, log, public=to.public)
         series = Series(folder.absolute(), to.every, to.keep, partial(_exported, to, uploads))
-        outcome = join(to.link, settings, None, agree, copies=True, series=series)
+        outcome = join(to.link, settings, None, agree, copies=True, series=series, licence=to.licence)
         if outcome.exit_code == EXIT_INTERRUPTED:
             leave()
         if uploads is not None:
             uploads.close()
         return outcome.exit_code
-    outcome = join(to.link, settings, folder, agree, copies=True)
+    outcome = join(to.link, settings, folder, agree, copies=True, licence=to.licence)
     if outcome.exit_code == EXIT_INTERRUPTED:
         leave()
     summary = outcome.summary

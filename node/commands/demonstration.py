@@ -153,7 +153,7 @@ def _start_peers(here: LocalProcesses, options: DemoOptions, invite: str) -> lis
     """Start the peers. The first one exports the model. The peers share the machine's cores."""
     threads = max(1, usable_cores() // options.peers)
     data = () if options.data is None else ("--data", str(options.data.resolve()))
-    allowed = ("--set", "allow_left_out=true") if options.allow_left_out else ()
+    allowed = ("--set", "allow=left_out") if options.allow_left_out else ()
     children = []
     for index in range(options.peers):
         export = ("--export", str(options.output / "model")) if index == 0 else ()

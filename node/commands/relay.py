@@ -26,7 +26,7 @@ from protos.signals import heeded, let_go, terminals_of_this_process
 
 @dataclass(frozen=True)
 class RelayReady:
-    """The output of a relay: the addresses for `overlay.bootstrap`, or the settings `bootstrap` and `relays`."""
+    """The output of a relay: the addresses for `overlay.bootstrap`, or the settings `bootstrap` and `reachability`."""
 
     peer_id: str
     addresses: tuple[str, ...]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
@@ -18,7 +17,8 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from node.config import EARLIER, PeerSettings, load_settings, peer_settings
+from node.config import LISTEN, PeerSettings, load_settings, peer_settings
+from node.earlier_settings import EARLIER, GIVEN, GONE, OPTIONS, WORDS, listed, of_today, shown
 from protos.errors import OperatorError
 
 FIRST, LIMITS, NETWORK, STORAGE, OUTPUT, MORE = (
@@ -33,9 +33,17 @@ PANELS: Final[Mapping[str, Sequence[str]]] = {
 }
 """The settings that a person types in a first week. All commands share them; the others have `--set`."""
 PANEL_OF: Final = {key: panel for panel, keys in PANELS.items() for key in keys}
+FLAGS: Final[Mapping[str, str]] = {
+    "yes": "Agree to the run's requests without a question.",
+    "allow_data": "Allow the run to use files of this machine that it names: only for operators you trust.",
+    "allow_code": "Allow the run to call Python code of this machine, installed or in the working folder: only for operators "
+    "you trust.",
+    "allow_left_out": "Go on although more than 1 % of the text is left out.",
+}
+"""Options that are a word of the setting `allow`."""
 SHORT: Final = {"yes": ("-y",)}
-RENAMED: Final[Mapping[str, str]] = {**EARLIER, "relay": "relays"}
-"""Options of earlier versions whose name is not that of their setting of today."""
+RENAMED: Final = {"relay": "relays"}
+"""Options of earlier versions whose name was not that of their setting."""
 SET: Final = "--set"
 NEAR: Final = 0.6
 SHAPES: Final[Mapping[Any, str]] = {int: "number", float: "number", Path: "path"}
@@ -94,9 +102,7 @@ def given_settings(options: Mapping[str, Any], pairs: Sequence[str]) -> dict[str
         key = key.strip().replace("-", "_")
         if not has_value:
             raise OperatorError(f"{SET} {pair}: expected KEY=VALUE, for example {SET} micro_batch=4")
-        if key in EARLIER:
-            raise OperatorError(f"{SET} {pair}: {key} is no setting any more; {EARLIER[key]} takes its place")
-        if key not in PeerSettings.model_fields:
+        if key not in PeerSettings.model_fields and key not in EARLIER and key not in GONE:
             near = get_close_matches(key, PeerSettings.model_fields, n=3, cutoff=NEAR)
             meant = f"; did you mean {' or '.join(near)}?" if near else ";"
             raise OperatorError(f"{SET} {pair}: {key!r} is no setting{meant} `swarmentum settings` lists them all")
@@ -111,13 +117,18 @@ def given_settings(options: Mapping[str, Any], pairs: Sequence[str]) -> dict[str
 
 def option(key: str, default: Any = None) -> Any:
     """The option of a setting."""
+    if key in FLAGS:
+        return typer.Option(*_names(key), help=FLAGS[key], rich_help_panel=PANEL_OF.get(key))
     [it] = [it for it in peer_settings() if it.key == key]
     shown = it.default.strip('"') if default is None else str(default)
     values = it.allowed.removesuffix(", or off")
     notes = [] if _is_flag(key) else [*([values] if values else []), *([f"default: {shown}"] if shown else [])]
     text = _first_sentence(it.text).rstrip(".") + (f" ({'; '.join(notes)})." if notes else ".")
-    names = (f"--{key.replace('_', '-')}", *SHORT.get(key, ()))
-    return typer.Option(*names, help=text, metavar=_shape(key), rich_help_panel=PANEL_OF.get(key))
+    return typer.Option(*_names(key), help=text, metavar=_shape(key), rich_help_panel=PANEL_OF.get(key))
+
+
+def _names(key: str) -> tuple[str, ...]:
+    return (f"--{key.replace('_', '-')}", *SHORT.get(key, ()))
 
 
 SET_OPTION: Final = typer.Option(
@@ -153,36 +164,42 @@ def _shape(key: str) -> str | None:
 
 
 def _is_flag(key: str) -> bool:
-    return PeerSettings.model_fields[key].annotation is bool
+    return key in FLAGS or PeerSettings.model_fields[key].annotation is bool
 
 
 def _is_list(key: str) -> bool:
-    return get_origin(PeerSettings.model_fields[key].annotation) is list
+    return key in ("announce", "relays") or (
+        key in PeerSettings.model_fields and get_origin(PeerSettings.model_fields[key].annotation) is list
+    )
 
 
-def _parts(pair: str, text: str) -> Iterator[str]:
-    """The values of a list: a JSON list, or values with commas between them."""
-    if not text.lstrip().startswith("["):
-        yield from (part.strip() for part in text.split(",") if part.strip())
-        return
+def _parts(pair: str, text: str) -> list[str]:
     try:
-        yield from map(str, json.loads(text))
+        return listed(text)
     except ValueError as error:
-        raise OperatorError(f"{SET} {pair}: is no list: {error}; put commas between the values") from error
+        raise OperatorError(f"{SET} {pair}: {error}") from error
 
 
 def _key_of(word: str) -> str | None:
-    """The setting that an option is, under its name of today or of an earlier version."""
+    """The setting that an option is, of today or of an earlier version."""
     if not word.startswith("--"):
         return None
     key = word[2:].replace("-", "_")
     key = RENAMED.get(key, key)
-    return key if key in PeerSettings.model_fields else None
+    return key if key in PeerSettings.model_fields or key in EARLIER else None
 
 
 def _instead(name: str, key: str, value: str) -> str:
     """What to type instead of an option that is no option here."""
-    text = "true" if _is_flag(key) or key == "fit_uplink" else value if value and not value.startswith("-") else "VALUE"
+    flag = key in WORDS or key in ("fit_uplink", "quic", "relay_for_others") or (key not in EARLIER and _is_flag(key))
+    flag = flag and value.lower() not in ("false", "no", "off", "0")
+    text = "true" if flag else value if value and not value.startswith("-") else "VALUE"
+    if key in OPTIONS or (key in EARLIER and text != "VALUE"):
+        today = of_today([(GIVEN, {key: text})], LISTEN, lambda line: None)
+        if EARLIER[key] not in today:
+            return f"{name} is no option of this command: it is so by default; leave it out"
+        text = shown(today[EARLIER[key]])
+    key = EARLIER.get(key, key)
     quoted = f"'{key}={text}'" if re.search(r"[^\w./:*,@-]", text) else f"{key}={text}"
     return (
         f"{name} is no option of this command; it is a setting. Type {SET} {quoted} instead, or put {key} into "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from node.commands.processes import GUARD
+from node.earlier_settings import TCP_ALONE
 from protos.console import lock_home
 from protos.disk import replace_bytes
 from protos.errors import OperatorError
@@ -100,7 +101,7 @@ def run(link: str, settings: PeerSettings, given: Mapping[str, Any], words: list
     devices = devices_of(settings)
     for key in ("listen", "metrics_listen"):
         value = getattr(settings, key)
-        if value is not None and not value.endswith(":0"):
+        if value is not None and not value.removesuffix(TCP_ALONE).endswith(":0"):
             raise OperatorError(f"{key} = {value}: several peers cannot have one port; leave {key} out")
     lock, named = lock_home(settings.home, "peer"), _folders(devices)
     try:

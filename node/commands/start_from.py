@@ -59,7 +59,7 @@ def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> 
 
     Downloads a model of the hub first. Raises NetworkError or RefusedError if it cannot be had.
     """
-    check_code(config, settings.allow_code)
+    check_code(config, "code" in settings.allow)
     source = ""
     if hugging_face.is_hub_id(str(model)):
         found = hugging_face.download(str(model))
@@ -73,7 +73,8 @@ def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> 
     replica.step, replica.head = MODEL_STEP, name
     image = replica.image()
     folder = settings.home / "runs" / folder_of(name) / PIECES
-    store = SnapshotStore(folder, int(settings.snapshots_gb * BYTES_A_GB))
+    store = SnapshotStore(folder, image.total_bytes)
+    store.make_fit(image.total_bytes, settings.snapshots_kept)
     manifest = store.write(image.pieces(SNAPSHOT_PIECE_BYTES), image.total_bytes, replica.describer(image.total_bytes))
     start = StartingState(
         name, MODEL_KEY, MODEL_STEP, name, manifest.root, manifest.total_bytes, replica.demo.state_digest(MODEL_STEP), 0

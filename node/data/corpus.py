@@ -68,7 +68,7 @@ def open_corpus(
         tokens: Tokens = open_tokens(path, dtype)
     else:
         tokens, reading = _tokens_of_text(path, chosen, cache_dir, progress)
-        reading.check(name, allowed=allow_left_out, how="add --set allow_left_out=true")
+        reading.check(name, allowed=allow_left_out, how="add --set allow=left_out")
     check_vocabulary(tokens, chosen.vocabulary if vocabulary is None else vocabulary, name)
     return Corpus(name, tokens, chosen, reading)
 

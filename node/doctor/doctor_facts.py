@@ -50,6 +50,7 @@ class Here:
     clock_kept: bool | None
     """Whether the system keeps the clock right (NTP); None: it does not say."""
     listen: str
+    quic: bool
     port_fault: str
     """Why the peer could not listen there; empty: it could."""
     on_battery: bool | None

@@ -162,7 +162,7 @@ def ports(found: Here | Fault) -> Line:
     if found.port_fault:
         return Line("ports", Severity.PROBLEM, found.port_fault, "Take another port: --listen 0.0.0.0:PORT.")
     free = " (any free port)" if found.listen.endswith(":0") else ""
-    return Line("ports", Severity.OK, f"TCP and UDP at {found.listen}{free}")
+    return Line("ports", Severity.OK, f"TCP{' and UDP' if found.quic else ''} at {found.listen}{free}")
 
 
 def power(found: Here | Fault) -> Line | None:
@@ -235,7 +235,7 @@ def _text(found: OwnText) -> Line:
     text = "; ".join((f"{found.place}: {found.read}", *found.left))
     if found.enough:
         return Line("training text", Severity.OK, text)
-    todo = "`join` refuses: mend what is left out, or join with --set allow_left_out=true."
+    todo = "`join` refuses: mend what is left out, or join with --set allow=left_out."
     return Line("training text", Severity.PROBLEM, text, todo)
 
 

@@ -19,6 +19,7 @@ from node.data.survey import look_at
 from node.data.tally import SHARE_MAX
 from node.doctor.doctor_facts import Devices, Here, OwnText
 from node.donor import awake
+from node.earlier_settings import TCP_ALONE
 from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of
 from node.overlay.ports import check_port_free
@@ -69,7 +70,8 @@ def here(settings: PeerSettings) -> Here:
         disk_free=free_at(settings.home),
         clock_kept=clock_kept(),
         clock_wrong=wall_clock.too_early(datetime.now(UTC)),
-        listen=settings.listen,
+        listen=settings.listen.removesuffix(TCP_ALONE),
+        quic=settings.overlay().quic,
         port_fault=port_fault(settings),
         on_battery=on_battery(SYSFS),
         keeps_awake=awake.command() is not None,
@@ -110,10 +112,9 @@ def clock_kept() -> bool | None:
 
 def port_fault(settings: PeerSettings) -> str:
     """Why this machine cannot listen as the settings say; empty: it can."""
-    host, _, text = settings.listen.rpartition(":")
-    host, port = host.strip("[]"), int(text)
+    wanted = settings.overlay()
     try:
-        check_port_free(host, port, quic=settings.quic)
+        check_port_free(wanted.listen_host, wanted.listen_port, quic=wanted.quic)
     except OperatorError as error:
         return f"the peer cannot listen at {settings.listen}: {error}"
     return ""
@@ -141,7 +142,7 @@ def of_person(settings: PeerSettings) -> tuple[OwnText, ...]:
 
 def of_run(config: RunConfig, settings: PeerSettings) -> tuple[OwnText, ...]:
     """The text on this machine that the run names, if `join` would read it. Raises DataError."""
-    if settings.data is not None or not settings.allow_data:
+    if settings.data is not None or "data" not in settings.allow:
         return ()
     named = [source for source, _, _ in config.data.sources()]
     return tuple(
@@ -152,4 +153,4 @@ def of_run(config: RunConfig, settings: PeerSettings) -> tuple[OwnText, ...]:
 def _look(place: str, settings: PeerSettings) -> OwnText:
     found = look_at(Source(place))
     read, *left = found.lines()
-    return OwnText(place, read, tuple(left), settings.allow_left_out or found.share <= SHARE_MAX)
+    return OwnText(place, read, tuple(left), "left_out" in settings.allow or found.share <= SHARE_MAX)

@@ -58,4 +58,4 @@ def _speed(
 def payload_bytes(config: RunConfig, settings: PeerSettings) -> int:
     """Bytes of this peer's votes of one step, at its own size or the run's."""
     layout, form = form_of(build_meta(spec_of(config)), config.optimizer)
-    return form.body_bytes(layout.chunks, config.optimizer.size_of(settings.vote_size))
+    return form.body_bytes(layout.chunks, config.optimizer.size_of(settings.own_size))

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from node.donor.owner_settings import DEFAULT, KEYS, OFF, LiveSettings, expected, live_part, meaning, with_value
+from node.donor.owner_settings import DEFAULT, GONE, KEYS, OFF, LiveSettings, expected, live_part, meaning, with_value
 from protos import toml_file
 from protos.disk import write_bytes
 from protos.errors import OperatorError
@@ -118,7 +118,8 @@ def shown(value: object) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """OperatorError if the file cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding=toml_file.WRITTEN))
+        kept = tomllib.loads(path.read_text(encoding=toml_file.WRITTEN))
+        return {key: value for key, value in kept.items() if key not in GONE}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

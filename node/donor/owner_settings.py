@@ -52,9 +52,6 @@ class LiveSettings(BaseModel):
     disk_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB")
     """Disk limit for archive, cached votes and training shards together. Shards give way first, then the oldest votes."""
 
-    overlay_memory_gb: float | None = Field(default=2.0, ge=0.01, le=1000, title="GB")
-    """Memory of the libp2p daemon. A daemon that takes more is started again; the peer goes on meanwhile."""
-
     keep_awake: bool = False
     """Keep the machine from automatic sleep while the peer works. A paused peer lets it sleep."""
 
@@ -104,6 +101,8 @@ class LiveSettings(BaseModel):
 
 
 KEYS = tuple(LiveSettings.model_fields)
+GONE = frozenset({"overlay_memory_gb"})
+"""Settings of earlier versions that a home may have from `set`. They have no effect."""
 CONDITIONS = ("hours", "only_on_mains", "only_when_idle", "not_beside_other_gpu_programs")
 
 

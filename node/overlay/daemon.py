@@ -95,8 +95,6 @@ class Daemon:
         self._p2p: Any = None
         self._closing = False
         self._restart_waits = Waits(patience.RETRY_SECONDS_MIN, RESTART_SECONDS_MAX)
-        self.memory_bytes_max = settings.memory_bytes_max
-        """A daemon that takes more is ended, and the next one starts; None: no limit."""
         self._changed: asyncio.Event | None = None
         self._changing = asyncio.Lock()
         self.figures_port: int | None = None
@@ -177,7 +175,7 @@ class Daemon:
         for left in reversed(range(tries)):
             try:
                 flags = self._relaying()
-                prefix = environment(self.memory_bytes_max)
+                prefix = environment(memory_bytes_max())
                 return await _Process.started(*flags, prefix=prefix, initial_peers=list(initial) or None, **options)
             except P2PDaemonError as error:
                 if not left:
@@ -194,7 +192,7 @@ class Daemon:
     async def _watch(self, p2p: Any, initial: list[str], ready: Ready, restarted: Ready) -> None:
         """Wait for the end of this p2pd, and start the next, for ever; hivemind's own handle stays "alive"."""
         began = time.monotonic()
-        await bounded(p2p._child, lambda: self.memory_bytes_max, self._log)
+        await bounded(p2p._child, self._log)
         if self._closing or p2p is not self._p2p:
             return
         delay = 0.0
@@ -268,6 +266,7 @@ class Daemon:
 # system that does not tell the memory of a process is not watched.
 
 LOOK_SECONDS = 0.5
+USUAL_BYTES = 2 * 10**9
 GO_PART = 0.8
 """Go's collector works harder from this part of the limit on (GOMEMLIMIT): p2pd comes to the limit only with memory in use."""
 MIB = 1 << 20
@@ -287,24 +286,26 @@ def _family(pid: int) -> list[psutil.Process]:
     return [process] if sys.platform == "linux" else [*process.children(recursive=True), process]
 
 
-def environment(bytes_max: int | None) -> list[str]:
-    """The command before p2pd's own that tells Go the limit; empty without one."""
-    return [] if bytes_max is None else ["env", f"GOMEMLIMIT={int(bytes_max * GO_PART) // MIB}MiB"]
+def memory_bytes_max() -> int:
+    """What p2pd may take here. A circuit can take 32 MB, so a large machine gives a relay more."""
+    total = int(psutil.virtual_memory().total)
+    return max(min(USUAL_BYTES, total // 2), total // 8)
 
 
-async def bounded(child: Any, limit: Callable[[], int | None], log: Any) -> None:
-    """Wait for the end of a process, and end it if it takes more bytes than `limit` gives (None: no limit)."""
+def environment(bytes_max: int) -> list[str]:
+    """The command before p2pd's own that tells Go the limit."""
+    return ["env", f"GOMEMLIMIT={int(bytes_max * GO_PART) // MIB}MiB"]
+
+
+async def bounded(child: Any, log: Any) -> None:
+    """Wait for the end of a process, and end it if it takes more memory than `memory_bytes_max`."""
     ended = asyncio.ensure_future(child.wait())
     try:
         while not (await asyncio.wait({ended}, timeout=LOOK_SECONDS))[0]:
-            most = limit()
-            size = taken(child.pid) if most is not None else None
-            if most is not None and size is not None and size > most:
+            most, size = memory_bytes_max(), taken(child.pid)
+            if size is not None and size > most:
                 log.warning(
-                    "the libp2p daemon takes too much memory; ending it",
-                    mb=size // 10**6,
-                    mb_max=most // 10**6,
-                    setting="overlay_memory_gb",
+                    "the libp2p daemon takes too much memory; ending it", mb=size // 10**6, mb_max=most // 10**6
                 )
                 for process in _family(child.pid):
                     process.kill()  # it may be too busy to end by itself

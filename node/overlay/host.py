@@ -98,10 +98,6 @@ class Host:
         await self._links.part()
         await self._daemon.change(relay_for_others=on)
 
-    def limit_memory(self, bytes_max: int | None) -> None:
-        """The daemon may take so much memory from now on; None: no limit."""
-        self._daemon.memory_bytes_max = bytes_max
-
     async def start(self, bootstrap: tuple[str, ...] = (), restarted: Ready = nothing_to_do) -> None:
         """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError.
 

@@ -34,15 +34,13 @@ class OverlaySettings:
     """If others can dial this peer, carry connections between peers that nobody can dial."""
     relay_bytes_a_second: float | None = None
     """The mean of what this peer carries between others; None: no limit."""
-    memory_bytes_max: int | None = None
-    """A p2pd that takes more memory is started again; None: no limit."""
     quic: bool = True
     """Listen on UDP (QUIC), too."""
     patience_seconds: float = math.inf
 
     @property
     def finds_out(self) -> bool:
-        """Whether this peer asks others if they can dial it. A person who says `announce`, `relays` or `reachability` knows."""
+        """Whether this peer asks others if they can dial it. A person who sets `reachability` knows."""
         return self.reachability == "auto" and not (self.announce or self.relays or self.loopback)
 
     @property

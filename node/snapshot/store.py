@@ -18,6 +18,7 @@ import itertools
 import math
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +34,8 @@ MANIFEST: Final = ".manifest"
 STATE: Final = ".state"
 PART: Final = ".part"
 TEMPORARY: Final = ".incoming-"
+HEADER_BYTES_MAX: Final = 1 << 20
+"""Of a file of state: the names, places and shapes of thousands of tensors."""
 NAME: Final = re.compile(r"([0-9a-f]{64})(\.manifest|\.state|\.part)")
 
 
@@ -56,6 +59,12 @@ class SnapshotStore:
         self._asked_at: dict[bytes, float] = {}
         self._also: dict[bytes, SnapshotManifest] = {}
         self._open()
+
+    def make_fit(self, snapshot_bytes: int, kept: int) -> None:
+        """Raise the limit to `kept` snapshots and one that is written, as far as the disk has room, and to two at least."""
+        size = snapshot_bytes + HEADER_BYTES_MAX
+        there = self.total_bytes + shutil.disk_usage(self._folder).free
+        self.bytes_max = max(2 * size, min(there, max(self.bytes_max, (kept + 1) * size)))
 
     def _open(self) -> None:
         """Take the whole snapshots. Delete the files that an earlier life left half written, and those of an older version."""
@@ -179,7 +188,7 @@ class SnapshotStore:
         if not self.fits(size):
             raise StoreFullError(
                 f"snapshot store {self._folder}: {used} bytes are used and {size} more do not fit "
-                f"the limit of {self.bytes_max}; raise the limit (snapshots_gb), or save snapshots less often"
+                f"the limit of {self.bytes_max}; make room on the disk, or set snapshots_kept to fewer"
             )
         path = self._folder / f"{TEMPORARY}{next(self._serial)}{suffix}"
         with writing(path):

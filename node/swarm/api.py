@@ -269,9 +269,9 @@ class Swarm:
         """Tell the coordinator whose machine this is: in the next Join, or in a report. From any thread."""
         self._call(self._session.name_owner(owner), LIVE_SECONDS_MAX)
 
-    def limit_overlay(self, memory_bytes_max: int | None, relay_bytes_a_second: float | None) -> int:
-        """What the libp2p daemon may take and relay from now on (None: no limit). Returns relayed bytes. From any thread."""
-        return self._call(self._session.limit_overlay(memory_bytes_max, relay_bytes_a_second), LIVE_SECONDS_MAX)
+    def limit_relaying(self, bytes_a_second: float | None) -> int:
+        """What this peer may relay from now on (None: no limit). Returns relayed bytes. From any thread."""
+        return self._call(self._session.limit_relaying(bytes_a_second), LIVE_SECONDS_MAX)
 
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""

@@ -173,8 +173,8 @@ class Pusher:
 
     `publish` waits for answers, so the training thread must not wait for it. Its calls may overlap: the last one counts.
 
-    `arrivals` gets the time from each payload's first byte to the receiver's answer: `fit_uplink` needs it. `doors` gets the
-    peers that refuse the last payload, and why.
+    `arrivals` gets the time from each payload's first byte to the receiver's answer: a `vote_size` that follows the uplink
+    needs it. `doors` gets the peers that refuse the last payload, and why.
     """
 
     def __init__(

@@ -208,12 +208,11 @@ class Session:
         """Whose machine this is, from now on."""
         self.parts.outbox.name_owner(owner)
 
-    async def limit_overlay(self, memory_bytes_max: int | None, relay_bytes_a_second: float | None) -> int:
-        """What the libp2p daemon may take, and relay on average; None: no limit. Returns the bytes that it has relayed."""
-        host = self.parts.host
-        host.limit_memory(memory_bytes_max)
-        host.relaying.limit(relay_bytes_a_second)
-        return self.counters.wire.relayed(host.relaying.total)
+    async def limit_relaying(self, bytes_a_second: float | None) -> int:
+        """What this peer may relay on average; None: no limit. Returns the bytes that it has relayed."""
+        relaying = self.parts.host.relaying
+        relaying.limit(bytes_a_second)
+        return self.counters.wire.relayed(relaying.total)
 
     async def paused(self, paused: bool) -> None:
         """This peer's owner has paused it, or lets it take part again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from node.config import PeerSettings
 from node.swarm.view import Counters
@@ -18,6 +18,9 @@ from node.training.telemetry import serve_metrics
 from node.training.trackers import Tracking, open_tracker
 from protos.identity import Identity
 from protos.tracing import Tracing
+
+TRACES: Final = "otlp"
+"""The name of an OpenTelemetry receiver among the trackers."""
 
 
 def metrics(settings: PeerSettings, trainer: Trainer, counters: Counters, ends: ExitStack, log: Any) -> None:
@@ -32,18 +35,18 @@ def metrics(settings: PeerSettings, trainer: Trainer, counters: Counters, ends: 
 
 
 def track(settings: PeerSettings, trainer: Trainer, run_id: bytes, folder: Path, log: Any) -> None:
-    """Feed a tracker with the steps of this trainer. Raises OperatorError if its library is missing."""
-    if settings.track is None:
-        return
+    """Feed trackers with the steps of this trainer. Raises OperatorError if its library is missing."""
     config, peer = json.loads(trainer.config.canonical_json()), trainer.summary.id
-    tracker = open_tracker(settings.track, trainer.config.name, run_id.hex(), peer, config, folder)
-    trainer.steps.tracking = Tracking(tracker, log)
+    for name in settings.track:
+        if name != TRACES:
+            tracker = open_tracker(name, trainer.config.name, run_id.hex(), peer, config, folder)
+            trainer.steps.trackings.append(Tracking(tracker, log))
 
 
 def trace(settings: PeerSettings, run_id: bytes, identity: Identity, ends: ExitStack, log: Any) -> Spans:
     """The recorder of this peer's spans, until `ends`. Raises OperatorError if the extra is missing."""
     summed = settings.metrics_listen is not None
-    if not settings.trace:
+    if TRACES not in settings.track:
         return Spans(summed=summed)
     tracing = Tracing("swarmentum-peer", identity.peer_id, log)
     spans = Spans(tracing, run_id, identity.public_key, summed=summed)

@@ -155,7 +155,7 @@ class Evaluator:
                 if not no_room(error):
                     self._not_evaluated(job, error)
                     continue
-                self._log.warning("no memory to evaluate states: set evaluate to false", step=job.step, why=str(error))
+                self._log.warning("no memory to evaluate states: set decline=evaluation", step=job.step, why=str(error))
                 self._model = self._given
             except Exception as error:  # noqa: BLE001 - the model, and with a program's loss the code, are anybody's
                 self._not_evaluated(job, error)

@@ -332,7 +332,7 @@ class Keeper:
     def _keep(self, image: Image, describe: Describe, kept: bool, step: int) -> None:
         pieces = self._paced(image, SNAPSHOT_PIECE_BYTES)
         if kept and not self.make_room(image.total_bytes):
-            self._log.warning("snapshots_gb is too small: other peers store this snapshot", step=step)
+            self._log.warning("no room for this snapshot on the disk: other peers store it", step=step)
             kept = False
         with self._spans.timed(step, "snapshot", bytes=image.total_bytes, kept=kept):
             if kept:

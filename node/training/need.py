@@ -5,7 +5,6 @@ Refuses to look at a machine or to build a model: `node.model.room` and `node.mo
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -25,9 +24,6 @@ SNAPSHOT_FILES: Final = 3
 """Two snapshots stay, and a third one is written beside them."""
 SNAPSHOT_FILES_MIN: Final = 2
 """The agreed snapshot, and a newer one: with less, joiners would find nothing."""
-BYTES_A_GB: Final = 10**9
-HEADER_BYTES_MAX: Final = 1 << 20
-"""Of a file of state: the names, places and shapes of thousands of tensors."""
 PRIVATE_FILES: Final = 2
 """Momentum is written beside the file before, which goes when the new one is complete."""
 
@@ -74,17 +70,15 @@ class Need:
 
     @property
     def disk(self) -> int:
-        """Room for snapshots, and for the peer's own momentum, if nothing limits the snapshots."""
-        return self.disk_with(math.inf)
+        """Room for snapshots, and for the peer's own momentum."""
+        return self.disk_with(SNAPSHOT_FILES)
 
-    def disk_with(self, snapshots_gb: float) -> int:
-        """The same, with the room that the owner gives to snapshots."""
+    def disk_with(self, snapshots: int) -> int:
+        """The same, with so many snapshots."""
         if not self.stores:
             return self.snapshot
         copies = self.snapshot + self.private if self.small else 0
-        return (
-            int(min(SNAPSHOT_FILES * self.snapshot, snapshots_gb * BYTES_A_GB)) + PRIVATE_FILES * self.private + copies
-        )
+        return snapshots * self.snapshot + PRIVATE_FILES * self.private + copies
 
     @property
     def copies(self) -> int:
@@ -226,24 +220,12 @@ def building(need: Need, main: DeviceMemory, micro_batch: int = 1) -> tuple[bool
     )
 
 
-def disk(need: Need, free: int, already: int, folder: str, snapshots_gb: float = math.inf) -> tuple[bool, str]:
+def disk(need: Need, free: int, already: int, folder: str) -> tuple[bool, str]:
     """Whether the files of a run fit on a disk. `already`: bytes of the run that are there."""
-    missing = max(need.disk_with(snapshots_gb) - already, 0)
-    if missing > free:
+    missing, least = (max(need.disk_with(files) - already, 0) for files in (SNAPSHOT_FILES, SNAPSHOT_FILES_MIN))
+    if least > free:
         return False, (
-            f"the disk is too full: snapshots and momentum need {amount(missing)}, free are {amount(free)} at {folder}. "
+            f"the disk is too full: snapshots and momentum need {amount(least)}, free are {amount(free)} at {folder}. "
             "To mend it, delete files, or take a folder on another disk (--home)"
         )
-    return True, f"{amount(missing)} of {amount(free)} free at {folder}"
-
-
-def snapshots(need: Need, snapshots_gb: float) -> str:
-    """Why the room that the owner gives to snapshots is too small; empty if it is large enough."""
-    least = SNAPSHOT_FILES_MIN * (need.snapshot + HEADER_BYTES_MAX)
-    if not need.stores or least <= snapshots_gb * BYTES_A_GB:
-        return ""
-    enough = math.ceil(SNAPSHOT_FILES * need.snapshot / BYTES_A_GB)
-    return (
-        f"snapshots_gb = {snapshots_gb:g} is too small: a snapshot of this run has {amount(need.snapshot)}, and a peer keeps "
-        f"{SNAPSHOT_FILES_MIN} of them. To mend it, set snapshots_gb to {enough}"
-    )
+    return True, f"{amount(min(missing, free))} of {amount(free)} free at {folder}"

@@ -17,7 +17,7 @@ from node.config import BYTES_A_MBIT, PeerSettings
 from node.data.shard_cache import Cache
 from node.donor import awake
 from node.donor.conditions import MachineFacts, State, states
-from node.donor.disk_shares import BYTES_A_GB, Kept, allowed
+from node.donor.disk_shares import Kept, allowed
 from node.donor.gpu import GpuPrograms
 from node.donor.live import Applies, Live
 from node.donor.machine_facts import Machine
@@ -95,7 +95,7 @@ class ResourceLimits:
             if not trainer.is_anchor:
                 trainer.wishes.hold("" if state is None else state.why)
             self._name_owner(trainer)
-            self._limit_overlay(trainer)
+            self._limit_relaying(trainer)
             self._limit_disk(trainer.archive, payloads, shelves)
             self._awake.keep(self.live.values.keep_awake and not trainer.wishes.paused)
 
@@ -112,10 +112,9 @@ class ResourceLimits:
             self.owner = self._told_owner = owner
             self._log.info(f"the owner is {owner if owner.name else 'not named any more'}")
 
-    def _limit_overlay(self, trainer: Trainer) -> None:
-        gb, rate = self.live.values.overlay_memory_gb, self._rate("relaying_mbit")()
+    def _limit_relaying(self, trainer: Trainer) -> None:
         with suppress(NetworkError):
-            self._relayed = trainer.swarm.limit_overlay(None if gb is None else int(gb * BYTES_A_GB), rate)
+            self._relayed = trainer.swarm.limit_relaying(self._rate("relaying_mbit")())
 
     def _limit_disk(self, archive: StepRecorder | None, payloads: Payloads, shelves: Sequence[Cache]) -> None:
         """Each store heeds its part of the disk at its next write, and the shelf at once."""

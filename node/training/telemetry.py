@@ -83,7 +83,7 @@ class StepLog:
 
     def __init__(self, path: Path, bytes_max: int = STEPS_BYTES_MAX) -> None:
         self._path, self._bytes_max = path, bytes_max
-        self.tracking: Tracking | None = None
+        self.trackings: list[Tracking] = []
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_off(path)
@@ -95,8 +95,8 @@ class StepLog:
         tokens = sum(c.tokens for c in entry.contributions)
         payload_bytes = sum(c.payload_bytes for c in entry.contributions)
         peers = len(entry.contributions)
-        if self.tracking is not None:
-            self.tracking.step(
+        for tracking in self.trackings:
+            tracking.step(
                 entry.step,
                 loss=loss,
                 lr=entry.lr,
@@ -133,8 +133,8 @@ class StepLog:
     def close(self) -> None:
         """Close the file, and end the tracking."""
         self._file.close()
-        if self.tracking is not None:
-            self.tracking.close()
+        for tracking in self.trackings:
+            tracking.close()
 
 
 def _cut_off(path: Path) -> None:

@@ -135,7 +135,7 @@ RUN_BY = {
     r"make demo|swarmentum (demo|verify|ledger|status)\b": "tests/system/test_demo.py",
     r"swarmentum (export-log|ledger \./)": "tests/system/test_log_file.py",
     r"make (test|check|sim|docs)": ".ci/run",
-    r"swarmentum-coordinator serve --trace|swarmentum join --set trace=true": "tests/system/test_trace.py",
+    r"swarmentum-coordinator serve --trace|swarmentum join --set track=otlp": "tests/system/test_trace.py",
     r"swarmentum-coordinator serve": "tests/system/test_coordinator_process.py",
     r"swarmentum-coordinator run (create|example)": "tests/unit/coordinator/test_planning.py",
     r"swarmentum-coordinator run check": "tests/unit/coordinator/test_checking.py",

@@ -105,7 +105,7 @@ def main() -> None:
     folder.mkdir(parents=True)
     (folder / "mirror").mkdir()
     train_tokenizer(folder)
-    os.environ["SWARMENTUM_ARCHIVE"] = os.environ["SWARMENTUM_ALLOW_DATA"] = "true"
+    os.environ |= {"SWARMENTUM_ARCHIVE": "true", "SWARMENTUM_ALLOW": "data"}
     os.environ["SWARMENTUM_MIRROR"] = str(folder / "mirror")  # the anchor writes it
     run = config(folder, options.layers, options.width)
     print(json.dumps({"memory_gb": round(psutil.virtual_memory().total / 1e9, 1)}), flush=True)

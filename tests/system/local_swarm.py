@@ -28,8 +28,7 @@ POLL_SECONDS = 0.05
 SURROUNDINGS = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
-    "SWARMENTUM_ALLOW_CODE": "true",  # tests/system/tiny.py
-    "SWARMENTUM_ALLOW_DATA": "true",
+    "SWARMENTUM_ALLOW": "code,data",  # tests/system/tiny.py
     "SWARMENTUM_COORDINATOR_WEB_LISTEN": "none",  # only tests of the page start one
 }
 

@@ -58,7 +58,7 @@ class AllowsCode(LocalSwarm):
     """The model is one of these tests."""
 
     def surroundings(self, name: str) -> dict[str, str]:
-        return {"SWARMENTUM_ALLOW_CODE": "true"}
+        return {"SWARMENTUM_ALLOW": "code,data"}
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ class Program:
 
     def __init__(self, swarm: swarmentum.Local, name: str, how: str) -> None:
         self.log = swarm.folder / "logs" / f"{name}.log"
-        environment = {**os.environ, **SURROUNDINGS, "SWARMENTUM_ALLOW_CODE": "false", "SWARMENTUM_ALLOW_DATA": "false"}
+        environment = {**os.environ, **SURROUNDINGS, "SWARMENTUM_ALLOW": ""}
         self._file = self.log.open("a")
         self.child = subprocess.Popen(
             [sys.executable, "-m", "tests.system.own_loop_peer", swarm.link, str(swarm.folder / name), how],

@@ -141,7 +141,7 @@ class NatSwarm(LocalSwarm):
         """A peer behind a router; it knows one address of the relay."""
         relay = next(address for address in self.bootstrap if f"/{transport}" in address)
         listen = ("--listen", f"0.0.0.0:{PEER_PORT}")
-        self.join(home, *listen, "--set", "reachability=private", "--set", f"relays={relay}", *flags)
+        self.join(home, *listen, "--set", f"reachability=private,{relay}", *flags)
 
     def way(self, home: str, other: str) -> str:
         """How a peer last said that it is connected to another: direct, relayed, or "" if it is not."""
@@ -438,14 +438,15 @@ def test_votes_follow_the_uplink(internet: Internet, tmp_path: Path) -> None:
     """A home that sends 1 Mbit/s ends up with small votes, a public peer with large ones; they count alike."""
     llama = TINY_MODEL.replace("hidden_size = 64", "hidden_size = 256")
     wide = RUN.replace(PLAIN_MODEL, llama.replace("intermediate_size = 128", "intermediate_size = 512"))
+    wide += "[optimizer]\ngroup_size = 8\n"
     assert "hidden_size = 256" in wide
     assert "intermediate_size = 512" in wide
     internet.shape("nat1", 1000)
     swarm = NatSwarm(tmp_path, internet, min_peers=2, run=wide)
     try:
-        swarm.join_from("home1", "quic-v1", "--set", "fit_uplink=true", "--set", "vote_size=8")
+        swarm.join_from("home1", "quic-v1", "--set", "vote_size=25%")
         listen = ("--listen", f"{PUBLIC['pub']}:{PEER_PORT}", "--set", "reachability=public")
-        swarm.join(PUBLIC_PEER, *listen, "--set", "fit_uplink=5")
+        swarm.join(PUBLIC_PEER, *listen, "--set", "vote_size=500%")
 
         def size(name: str) -> int:
             changes = swarm.events(name, "votes fit the uplink")

@@ -23,7 +23,7 @@ def test_peers_of_different_k_stay_equal_and_a_late_one_joins(tmp_path: Path) ->
         swarm.join("ada")
         swarm.join("bob", "--set", "vote_size=64")
         swarm.wait_step("ada", 20)
-        swarm.join("cyd", "--set", "fit_uplink=true")
+        swarm.join("cyd", "--set", "vote_size=25%")
         wait_for("vote of cyd", lambda: any(line["accepted"] for line in swarm.steps("cyd")))
         assert swarm.steps("cyd")[0]["step"] > 15, "it started from the initial state, not from an agreed snapshot"
         upto = swarm.last_step("cyd") + 5

@@ -77,7 +77,7 @@ class Port443Swarm(NatSwarm):
 
     def __init__(self, folder: Path, internet: Internet, surroundings: dict[str, str]) -> None:
         self.of_home = surroundings
-        super().__init__(folder, internet, min_peers=3, relay_flags=("--set", f"announce={ANNOUNCED}"))
+        super().__init__(folder, internet, min_peers=3, relay_flags=("--set", f"reachability=public,{ANNOUNCED}"))
         assert all(address.startswith(ANNOUNCED) for address in self.bootstrap), self.bootstrap
 
     def surroundings(self, name: str) -> dict[str, str]:

@@ -87,7 +87,7 @@ def test_a_stranger_s_run_downloads_nothing_that_nobody_agreed_to(tmp_path: Path
     url, folder = web
     built = build(Source(json.__path__[0]), ByteTokenizer(), "bytes", folder / "set", shard_tokens=2048)
     swarm = LocalSwarm(tmp_path, RUN.replace("SOURCE", url).replace("HASH", built.sha256))
-    stranger = {"SWARMENTUM_ALLOW_DATA": "false"}
+    stranger = {"SWARMENTUM_ALLOW": "code"}
     try:
         for name, flags, code, why in (
             ("ada", (), 2, f"download training text from '{url}', 'http://127.0.0.1:1/nobody', and keep up to 10 GB"),

@@ -49,7 +49,7 @@ class TracedSwarm(LocalSwarm):
         return self.environment
 
     def start(self, name: str, *command: str, environment: dict[str, str] | None = None) -> Process:
-        traced = ("--trace",) if "serve" in command else ("--set", "trace=true") if "join" in command else ()
+        traced = ("--trace",) if "serve" in command else ("--set", "track=otlp") if "join" in command else ()
         return super().start(name, *command, *traced, environment=environment)
 
 

@@ -59,7 +59,7 @@ class Local:
                 f"peers={peers}: a swarm on one machine has 0 (for peers of your own) to {PEERS_MAX} peers"
             )
         config, self._flags = _config(run, peers), () if run is None else ("--allow-code", "--allow-data")
-        self._left_out = () if run is None else ("--set", "allow_left_out=true")
+        self._left_out = () if run is None else ("--set", "allow=left_out")
         self._environment = OFFLINE if run is None else {}
         self._threads = max(1, usable_cores() // max(peers, 1))
         self.folder, temporary = _folder(folder), folder is None

@@ -13,7 +13,15 @@ from typer.testing import CliRunner
 from coordinator import __main__ as command
 from coordinator.commands import planning
 from coordinator.commands.checking import checked
-from coordinator.commands.planning import AGGREGATORS, adds_up, layout_of_run, planned, room_for_votes, votes_needed
+from coordinator.commands.planning import (
+    AGGREGATORS,
+    adds_up,
+    layout_of_run,
+    measured_of,
+    planned,
+    room_for_votes,
+    votes_needed,
+)
 from node.model.spec import ModelSpec, build
 from node.training.replica import Replica
 from protos.address import block_of
@@ -27,6 +35,12 @@ from tests.unit.coordinator.test_service import WAITS
 
 THREE = ClockConfig(min_peers=3)
 NAMED = TrustConfig(anchors=[peer_id(key(7))])
+
+
+def test_measured_constants_count_where_a_file_has_them_and_are_named() -> None:
+    assert measured_of(RunConfig(trust=TrustConfig(enabled=True))) == ""
+    changed = RunConfig(trust=TrustConfig(exclude_at=3.0), clock=ClockConfig(quorum=0.75))
+    assert measured_of(changed).startswith("clock.quorum, trust.exclude_at: measured; ")
 
 
 @pytest.mark.parametrize(("config", "votes", "anchor", "enabled", "says"), [

@@ -240,7 +240,7 @@ def test_a_bad_row_is_named_counted_and_skipped(
         return
     with pytest.raises(LeftOutError, match=rf"a\.jsonl, line 3.*{words}"):
         build(Source(str(path)), ByteTokenizer(), "bytes", tmp_path / "out")
-    with pytest.raises(LeftOutError, match="--set allow_left_out=true"):
+    with pytest.raises(LeftOutError, match="--set allow=left_out"):
         open_corpus(path, tmp_path)
     path.write_bytes(good * 1500 + line + b"\n" + good)
     built = build(Source(str(path)), ByteTokenizer(), "bytes", tmp_path / "out")

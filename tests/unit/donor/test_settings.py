@@ -39,6 +39,12 @@ def test_what_set_changed_wins_and_survives_a_restart_until_it_is_forgotten(tmp_
     assert Live(tmp_path, load_settings(home=tmp_path)).values.threads == 2
 
 
+def test_a_home_with_a_setting_that_is_gone_still_starts(tmp_path: Path) -> None:
+    (tmp_path / KEPT_FILE).write_text("overlay_memory_gb = 1.5\nnice = 7\n")
+    live = Live(tmp_path, LiveSettings())
+    assert (live.values.nice, len(live.overruled())) == (7, 1)
+
+
 @pytest.mark.parametrize(
     ("key", "text", "words"),
     [

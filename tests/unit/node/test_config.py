@@ -33,7 +33,10 @@ def test_a_wrong_value_in_the_file_is_named_with_its_line() -> None:
     Path("swarmentum.toml").write_text('device = "cpu"\nvote_size = 1\nspeed = 3\n')
     with pytest.raises(OperatorError) as caught:
         load_settings()
-    assert "swarmentum.toml:2: vote_size: expected is a whole number from 2 to 2,048, or off" in str(caught.value)
+    assert (
+        "swarmentum.toml:2: vote_size: expected is a whole number from 2 to 2,048, or a part such as 25%, or off"
+        in str(caught.value)
+    )
     assert "swarmentum.toml:3: speed: is not a known setting" in str(caught.value)
 
 
@@ -67,14 +70,14 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     ["garbage", "1.2.3.4:5", "/ip4/1.2.3/tcp/5", "/ip4/1.2.3.4/tcp/0", "/ip4/1.2.3.4/tcp/99999", "/ip4/1.2.3.4"],
 )
 def test_what_is_announced_is_an_address(address: str) -> None:
-    with pytest.raises(OperatorError, match="announce") as caught:
-        load_settings(announce=[address])
+    with pytest.raises(OperatorError, match="reachability") as caught:
+        load_settings(reachability=[address])
     assert address.rsplit("/", maxsplit=1)[-1] in str(caught.value)
 
 
 def test_addresses_that_can_be_announced() -> None:
     fine = ["/ip4/203.0.113.5/tcp/4001", "/ip6/2001:db8::1/udp/4001/quic-v1", "/dns4/example.org/tcp/4001"]
-    assert load_settings(announce=fine).announce == fine
+    assert load_settings(reachability=fine).overlay().announce == tuple(fine)
 
 
 def test_a_run_of_a_newer_version_says_to_upgrade() -> None:

@@ -36,8 +36,8 @@ def test_a_run_that_asks_for_nothing_asks_nobody() -> None:
 def test_a_run_of_own_text_takes_no_text_but_the_persons(allow_data: bool) -> None:
     own = run(data={"source": "own"})
     with pytest.raises(OperatorError, match=r'data.source = "own".* Join with --data PATH'):
-        request(own, settings(allow_data=allow_data), nothing)
-    asked = request(own, settings(data="mine.txt", allow_data=allow_data), nothing)
+        request(own, settings(allow=["data"] * allow_data), nothing)
+    asked = request(own, settings(data="mine.txt", allow=["data"] * allow_data), nothing)
     assert (asked.wants, asked.data) == ((), "'mine.txt' (--data)")
     assert request(own, settings(), nothing, trains=False).wants == (), "an anchor needs no text"
 
@@ -48,7 +48,7 @@ def test_a_path_of_the_run_is_no_path_of_the_joiner(source: str) -> None:
         request(run(data={"source": source}), settings(), nothing)
     assert repr(source) in str(caught.value)
     assert request(run(data={"source": source}), settings(data="mine.txt"), nothing).wants == ()
-    asked = request(run(data={"source": source}), settings(allow_data=True), nothing)
+    asked = request(run(data={"source": source}), settings(allow=["data"]), nothing)
     assert asked.wants == (f"train on {source!r} of this machine",)
 
 
@@ -56,7 +56,7 @@ def test_a_tokenizer_on_the_disk_needs_the_same_word() -> None:
     config = run(data={"tokenizer": "./private"})
     with pytest.raises(OperatorError, match="--allow-data"):
         request(config, settings(data="mine.txt"), nothing)
-    assert not request(config, settings(allow_data=True), nothing).downloads
+    assert not request(config, settings(allow=["data"]), nothing).downloads
 
 
 def test_where_a_tokenizer_comes_from() -> None:
@@ -77,23 +77,23 @@ def test_a_download_is_shown_and_agreed_to() -> None:
     assert asked.downloads
     assert any("gpt2" in line and "download" in line for line in asked.lines())
     assert must_ask(asked, settings(), can_ask=True)
-    assert not must_ask(asked, settings(yes=True), can_ask=True)
-    assert not must_ask(asked, settings(yes=True), can_ask=False)
+    assert not must_ask(asked, settings(allow=["requests"]), can_ask=True)
+    assert not must_ask(asked, settings(allow=["requests"]), can_ask=False)
     with pytest.raises(OperatorError, match="--yes"):
         must_ask(asked, settings(), can_ask=False)
 
 
 def test_what_was_allowed_by_a_flag_needs_nobody_at_the_terminal() -> None:
-    asked = request(run(data={"source": "a.txt"}), settings(allow_data=True), nothing)
-    assert not must_ask(asked, settings(allow_data=True), can_ask=False)
-    assert must_ask(asked, settings(allow_data=True), can_ask=True)
+    asked = request(run(data={"source": "a.txt"}), settings(allow=["data"]), nothing)
+    assert not must_ask(asked, settings(allow=["data"]), can_ask=False)
+    assert must_ask(asked, settings(allow=["data"]), can_ask=True)
 
 
 def test_code_of_the_run_needs_its_flag() -> None:
     config = run(model={"factory": "os:getcwd"})
     with pytest.raises(OperatorError, match="--allow-code"):
         request(config, settings(), nothing)
-    assert "os:getcwd" in request(config, settings(allow_code=True), nothing).wants[0]
+    assert "os:getcwd" in request(config, settings(allow=["code"]), nothing).wants[0]
 
 
 def test_a_strangers_words_write_nothing_else_on_the_terminal() -> None:
@@ -101,7 +101,7 @@ def test_a_strangers_words_write_nothing_else_on_the_terminal() -> None:
     config = run(
         data={"source": evil}, model={"config": {"model_type": evil, "hidden_size": evil, "vocab_size": ["\x1b"]}}
     )
-    lines = request(config, settings(allow_data=True), nothing).lines()
+    lines = request(config, settings(allow=["data"]), nothing).lines()
     assert len(lines) == 5
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) < 600
@@ -109,4 +109,4 @@ def test_a_strangers_words_write_nothing_else_on_the_terminal() -> None:
 
 def test_the_type_of_raw_tokens_is_said() -> None:
     config = run(data={"source": "t.bin", "dtype": "uint32"})
-    assert "tokens of uint32" in request(config, settings(allow_data=True), nothing).data
+    assert "tokens of uint32" in request(config, settings(allow=["data"]), nothing).data

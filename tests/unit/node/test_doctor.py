@@ -28,7 +28,14 @@ GB = 10**9
 CPU = Devices("2.13.0+cpu", "cpu", ("cpu",), "cpu", room=DeviceMemory(8 * GB, 16 * GB), threads=8)
 GPU = replace(CPU, build="cuda 12.8", present=("cuda:0", "cpu"), chosen="cuda:0", name="RTX 4090", cards=("NVIDIA",))
 HERE = Here(
-    "/home/x", 50 * GB, clock_kept=True, listen="0.0.0.0:0", port_fault="", on_battery=None, versions={"torch": "2"}
+    "/home/x",
+    50 * GB,
+    clock_kept=True,
+    listen="0.0.0.0:0",
+    quic=True,
+    port_fault="",
+    on_battery=None,
+    versions={"torch": "2"},
 )
 OTHERS = Others(3, 30.0, 1, 64, 10, 100, "open", steps_per_second=0.5)
 ROUTER = Reach(
@@ -166,7 +173,7 @@ def test_reachability_names_the_relay_as_a_way_out() -> None:
     relayed = replace(ROUTER, addresses=(f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit/p2p/{PEER}",))
     private = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=False))
     assert private.verdict is Severity.WARNING
-    assert "--set relays=" in private.todo
+    assert "--set reachability=" in private.todo
     assert "public address" in run_lines.reachable(public).text
     assert "through a relay" in run_lines.reachable(relayed).text
     assert run_lines.reachable(at("127.0.0.1", "127.0.0.1")).verdict is Severity.OK
@@ -211,7 +218,7 @@ def test_the_upload_is_held_against_what_the_votes_need() -> None:
     slow = run_lines.upload(replace(FOUND, upload=Upload(20_000, 2.0)))  # votes: 7 kB to four others every two seconds
     assert slow.verdict is Severity.WARNING
     assert slow.text.endswith("the votes need more at the run's pace")
-    assert "--set fit_uplink=true" in slow.todo
+    assert "--set vote_size=25%" in slow.todo
     assert run_lines.upload(replace(FOUND, upload=Fault("nobody takes any"))).verdict is Severity.UNKNOWN
 
 
@@ -317,8 +324,8 @@ def test_training_text_says_what_is_left_out(tmp_path: Path) -> None:
     [line] = lines.texts(machine_probes.of_person(PeerSettings(data=str(tmp_path))))
     assert line.verdict is Severity.PROBLEM
     assert "left out: 1 not UTF-8" in line.text
-    assert "--set allow_left_out=true" in line.todo
-    [line] = lines.texts(machine_probes.of_person(PeerSettings(data=str(tmp_path), allow_left_out=True)))
+    assert "--set allow=left_out" in line.todo
+    [line] = lines.texts(machine_probes.of_person(PeerSettings(data=str(tmp_path), allow=["left_out"])))
     assert line.verdict is Severity.OK
     (tmp_path / "a.txt").unlink()
     facts = side_by_side({"texts": lambda: machine_probes.of_person(PeerSettings(data=str(tmp_path)))}, 30.0)
@@ -329,5 +336,5 @@ def test_training_text_says_what_is_left_out(tmp_path: Path) -> None:
     run = RunConfig.model_validate({"data": {"source": str(tmp_path / "b.txt")}})
     assert machine_probes.of_run(run, PeerSettings()) == (), "the run may not read it"
     with pytest.raises(DataError, match="is not UTF-8"):
-        machine_probes.of_run(run, PeerSettings(allow_data=True))
+        machine_probes.of_run(run, PeerSettings(allow=["data"]))
     assert "training text" in [line.name for line in run_lines.of_run(replace(FOUND, texts=good))]

@@ -159,16 +159,22 @@ def test_a_configuration_names_no_kernel_at_any_depth(tmp_path: Path, place: str
         evaluated(tmp_path, None, [])
 
 
-@pytest.mark.parametrize("name", ["allow_code", "allow_data", "yes"])
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("allow_code", "true", "code"),
+        ("allow_data", "true", "data"),
+        ("yes", "true", "requests"),
+        ("allow", '"code"', "code"),
+    ],
+)
 def test_a_file_in_the_working_folder_agrees_to_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, word: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SWARMENTUM_CONFIG", raising=False)
-    Path("swarmentum.toml").write_text(f'device = "cpu"\n{name} = true\n')
-    with pytest.raises(
-        OperatorError, match=rf"swarmentum.toml:2: {name}: .*cannot agree for you.*SWARMENTUM_{name.upper()}"
-    ):
+    Path("swarmentum.toml").write_text(f'device = "cpu"\n{name} = {value}\n')
+    with pytest.raises(OperatorError, match=rf"swarmentum.toml:2: {name}: .*cannot agree for you.*SWARMENTUM_ALLOW"):
         load_settings()
     monkeypatch.setenv("SWARMENTUM_CONFIG", str(tmp_path / "swarmentum.toml"))
-    assert getattr(load_settings(), name) is True
+    assert load_settings().allow == [word]

@@ -9,7 +9,7 @@ import pytest
 
 from node.model.room import DeviceMemory
 from node.model.size import ModelSize
-from node.training.need import Need, building, disk, fit, fitting, need_of, snapshots, whole_gradients
+from node.training.need import Need, building, disk, fit, fitting, need_of, whole_gradients
 from protos.amounts import amount, count
 from protos.optimizer_config import OptimizerConfig
 
@@ -91,7 +91,7 @@ def test_disk_and_main_memory() -> None:
     assert disk(NEED, 4 * GB, 0, "/home") == (True, "3.0 GB of 4.0 GB free at /home")
     good, why = disk(NEED, 2 * GB, 0, "/home")
     assert not good
-    assert "need 3.0 GB, free are 2.0 GB at /home" in why
+    assert "need 2.5 GB, free are 2.0 GB at /home" in why
     assert "--home" in why
     assert disk(NEED, 2 * GB, 2 * GB, "/home")[0], "what is there already is not needed again"
     assert building(NEED, DeviceMemory(NEED.copies, 2 * GB))[0]
@@ -125,15 +125,11 @@ def test_checks_of_votes_take_two_gradients_more_in_the_main_memory(memory: Any)
 
 def test_room_for_two_snapshots_is_asked_for_at_the_start() -> None:
     """Peers ended in the middle of a run when their third snapshot did not fit."""
-    assert snapshots(NEED, 1.01) == ""
-    assert snapshots(replace(NEED, stores=False), 0.1) == "", "an export loads one"
-    why = snapshots(NEED, 1.0)
-    assert "snapshots_gb = 1 is too small: a snapshot of this run has 500 MB" in why
-    assert "set snapshots_gb to 2" in why
     sizes = need_of(SIZE, optimizer(base={"name": "muon", "momentum": 0.9}))
     assert (sizes.snapshot, sizes.private) == (8000, 8000)
     assert sizes.disk == 3 * 8000 + 2 * 8000
-    assert sizes.disk_with(20_000 / GB) == 20_000 + 2 * 8000
+    assert disk(sizes, 4 * 8000, 0, "here") == (True, "32 kB of 32 kB free at here")
+    assert not disk(sizes, 4 * 8000 - 1, 0, "here")[0]
     assert replace(sizes, stores=False).disk == 8000
     recipe = optimizer(beta2=0, nesterov=0.9, magnitudes=True, base={"name": "sgd", "momentum": 0}, local={"steps": 4})
     assert need_of(SIZE, recipe).private == (1 + 1 + 2) * 4000, "momentum, Nesterov's, and AdamW's two"

@@ -12,14 +12,17 @@ from click import unstyle
 from typer.testing import CliRunner
 
 from node.__main__ import app
-from node.commands.setting_options import PANEL_OF, given_settings
-from node.config import EARLIER, PeerSettings, load_settings, peer_settings
+from node.commands.setting_options import FLAGS, PANEL_OF, given_settings
+from node.config import PeerSettings, load_settings, peer_settings
 from node.donor.owner_settings import KEYS
+from node.earlier_settings import EARLIER, GONE
 from protos.errors import OperatorError
+from protos.mistakes import PEER
 
 PEER_PAGE = Path(__file__).parents[3] / "docs" / "peer.md"
 JOIN_OPTIONS_MAX = 20
-SETTINGS_MAX = 48
+SETTINGS_MAX = 36
+RELAY = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +40,7 @@ def test_a_newcomer_sees_few_options_in_panels_and_every_other_setting_has_set()
     text = unstyle(CliRunner().invoke(app, ["join", "--help"]).output)
     assert len(re.findall(r"^│ --", text, flags=re.MULTILINE)) <= JOIN_OPTIONS_MAX
     assert text.index("What you need first") < text.index("Limits") < text.index("All other settings")
-    assert PANEL_OF.keys() <= PeerSettings.model_fields.keys()
+    assert PANEL_OF.keys() - FLAGS.keys() <= PeerSettings.model_fields.keys()
     assert len(PeerSettings.model_fields) <= SETTINGS_MAX, "a new setting takes the place of another"
 
 
@@ -47,9 +50,12 @@ def test_a_newcomer_sees_few_options_in_panels_and_every_other_setting_has_set()
         (["--relay-mbit", "20"], "Type --set relay_mbit=20 instead"),
         (["--relay-mbit=20"], "Type --set relay_mbit=20 instead"),
         (["--archive", "--json"], "Type --set archive=true instead"),
-        (["--relay", "/ip4/203.0.113.5/tcp/4001"], "Type --set relays=/ip4/203.0.113.5/tcp/4001 instead"),
+        (["--relay", "/ip4/203.0.113.5/tcp/4001"], "Type --set reachability=/ip4/203.0.113.5/tcp/4001 instead"),
         (["--group-size", "16"], "Type --set vote_size=16 instead"),
-        (["--fit-uplink"], "Type --set fit_uplink=true instead"),
+        (["--fit-uplink"], "Type --set 'vote_size=25%' instead"),
+        (["--trace"], "Type --set track=otlp instead"),
+        (["--evaluate=false"], "Type --set decline=evaluation instead"),
+        (["--allow-left-out"], "Type --set allow=left_out instead"),
         (["--metrics-listen"], "Type --set metrics_listen=VALUE instead"),
     ],
 )
@@ -59,7 +65,7 @@ def test_an_option_of_an_earlier_version_names_what_to_type(words: list[str], ty
         said = refusal(command, *words)
         assert f"{words[0].partition('=')[0]} is no option of this command" in said
         assert typed in said
-    pair = typed.split()[2]
+    pair = typed.split()[2].strip("'")
     if "VALUE" not in pair:
         given_settings({}, [pair])
 
@@ -76,8 +82,7 @@ def test_an_option_that_never_was_is_still_named() -> None:
         (["thraeds=2"], "--set thraeds=2: 'thraeds' is no setting; did you mean threads"),
         (["threads"], "--set threads: expected KEY=VALUE"),
         (["nice=3", "nice=4"], "--set nice=4: nice is given twice"),
-        (["group_size=16"], "group_size is no setting any more; vote_size takes its place"),
-        (["relays=[1"], "--set relays=[1: is no list"),
+        (["bootstrap=[1"], "--set bootstrap=[1: is no list"),
     ],
 )
 def test_a_wrong_pair_is_named(pairs: list[str], words: str) -> None:
@@ -87,24 +92,29 @@ def test_a_wrong_pair_is_named(pairs: list[str], words: str) -> None:
 
 
 def test_a_wrong_value_is_named_with_the_values_that_are_allowed() -> None:
+    pairs = ["precision=fp8", "only_on_mains=perhaps", "vote_size=1001%", "track=mlflow"]
     with pytest.raises(OperatorError) as caught:
-        load_settings(**given_settings({"nice": "40"}, ["precision=fp8", "only_on_mains=perhaps", "fit_uplink=11"]))
+        load_settings(**given_settings({"nice": "40"}, pairs))
     for line in (
         "nice: expected is a whole number from 0 to 19, or off (given: '40')",
         'precision: expected is "auto", "bf16" or "fp32" (given: \'fp8\')',
         "only_on_mains: expected is true or false (given: 'perhaps')",
-        "fit_uplink: expected is true, or a part above 0, up to 10, or off (given: '11')",
+        "vote_size: expected is a whole number from 2 to 2,048, or a part such as 25%, or off (given: '1001%')",
+        "track.0: expected is any of tensorboard, wandb, trackio, otlp; commas between them (given: 'mlflow')",
     ):
         assert line in str(caught.value)
 
 
 def test_values_of_a_command_line_are_those_of_a_file() -> None:
     """Every kind of value: numbers, truth, text with an equals sign, lists, and no value."""
-    pairs = ["micro-batch=4", "trace=true", "data=a=b", "relays=", "announce=/ip4/203.0.113.5/tcp/1,/dns4/x.org/tcp/2"]
-    made = load_settings(**given_settings({"threads": "2"}, [*pairs, "fit_uplink=true", "metrics_listen=off"]))
-    assert (made.micro_batch, made.trace, made.data, made.relays, made.threads) == (4, True, "a=b", [], 2)
-    assert made.announce == ["/ip4/203.0.113.5/tcp/1", "/dns4/x.org/tcp/2"]
-    assert (made.fit_uplink, made.metrics_listen) == (0.25, None)
+    pairs = ["micro-batch=4", "archive=true", "data=a=b", "bootstrap=", f"reachability=/dns4/x.org/tcp/2,{RELAY}"]
+    more = ["reachability=private", "vote_size=50%", "metrics_listen=off", "listen=*:4001/tcp"]
+    made = load_settings(**given_settings({"threads": "2"}, [*pairs, *more]))
+    assert (made.micro_batch, made.archive, made.data, made.bootstrap, made.threads) == (4, True, "a=b", [], 2)
+    overlay = made.overlay()
+    assert (overlay.announce, overlay.relays, overlay.reachability) == (("/dns4/x.org/tcp/2",), (RELAY,), "private")
+    assert (overlay.listen_host, overlay.listen_port, overlay.quic) == ("*", 4001, False)
+    assert (made.uplink_part, made.own_size, made.metrics_listen) == (0.5, None, None)
 
 
 def test_settings_of_earlier_files_count_as_those_of_today(
@@ -114,32 +124,58 @@ def test_settings_of_earlier_files_count_as_those_of_today(
         "group_size = 16\nrelay_for_others = false\nfit_uplink = true\nuplink_budget = 0.5\narchive_gb = 100\n"
     )
     made = load_settings()
-    assert (made.vote_size, made.relay_mbit, made.fit_uplink, made.disk_gb) == (16, 0, 0.5, 130)
+    assert (made.vote_size, made.relay_mbit, made.uplink_part, made.disk_gb) == ("50%", 0, 0.5, 130)
     said = capsys.readouterr().err.splitlines()
     assert said[0] == (
-        "swarmentum.toml: group_size is no setting any more, and counts as vote_size = 16: write that instead"
+        "swarmentum.toml: group_size is no setting any more, and counts as vote_size = 50%: write that instead"
     )
-    assert len(said) == 4
+    assert len(said) == 5
+    Path("swarmentum.toml").write_text("group_size = 16\narchive_gb = 100\n")
     monkeypatch.setenv("SWARMENTUM_GROUP_SIZE", "64")
     monkeypatch.setenv("SWARMENTUM_PAYLOADS_GB", "5")
-    assert (load_settings().vote_size, load_settings().disk_gb) == (64, 35), "the environment wins over the file"
+    assert (load_settings().vote_size, load_settings().disk_gb) == (64, 115), "the environment wins over the file"
     monkeypatch.setenv("SWARMENTUM_VOTE_SIZE", "8")
     assert load_settings().vote_size == 8
     assert load_settings(top_k=4).vote_size == 4, "a program's own"
     Path("swarmentum.toml").write_text("archive_gb = 'much'\n")
-    with pytest.raises(OperatorError, match="set disk_gb for the three together"):
+    with pytest.raises(OperatorError, match=r"archive_gb, payloads_gb: .*; set disk_gb instead"):
         load_settings()
-    assert not EARLIER.keys() & PeerSettings.model_fields.keys()
+    assert not (EARLIER.keys() | GONE.keys()) & PeerSettings.model_fields.keys()
     assert set(EARLIER.values()) <= PeerSettings.model_fields.keys()
+
+
+def test_what_was_several_settings_is_one_list_in_which_the_parts_of_file_environment_and_flags_add_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("named.toml").write_text(
+        f"allow_code = true\nrelays = ['{RELAY}']\nquic = false\nevaluate = false\ntell_failures = false\ntrace = true\n"
+        "track = 'wandb'\nsnapshots_gb = 5\nlicence = 'mit'\noverlay_memory_gb = 1\n"
+    )
+    monkeypatch.setenv("SWARMENTUM_CONFIG", "named.toml")
+    monkeypatch.setenv("SWARMENTUM_EVALUATE", "true")
+    monkeypatch.setenv("SWARMENTUM_ANNOUNCE", '["/dns4/x.org/tcp/2"]')
+    made = load_settings(allow_data=True, listen="*:4001", reachability="public")
+    assert (set(made.allow), made.decline, made.track) == ({"code", "data"}, ["failures"], ["wandb", "otlp"])
+    assert (made.listen, made.overlay().relays) == ("*:4001/tcp", (RELAY,))
+    assert (made.overlay().announce, made.overlay().reachability) == (("/dns4/x.org/tcp/2",), "public")
+    said = capsys.readouterr().err
+    assert "allow_data" not in said, "it is an option of today"
+    assert "named.toml: quic is no setting any more, and counts as listen = *:4001/tcp: write that instead" in said
+    assert "named.toml: snapshots_gb is no setting any more, and is left out: a peer gives snapshots" in said
+    assert len(said.splitlines()) == 10
+    monkeypatch.setenv("SWARMENTUM_ALLOW_CODE", "no")
+    assert load_settings().allow == []
+    monkeypatch.setenv("SWARMENTUM_ALLOW_CODE", "perhaps")
+    with pytest.raises(OperatorError, match="environment: allow_code: 'perhaps' is neither true nor false"):
+        load_settings()
 
 
 def test_the_file_that_settings_prints_can_be_used() -> None:
     printed = CliRunner().invoke(app, ["settings"]).output
     keys = {f"# {it.key} = {it.default}" for it in peer_settings() if it.default}
     used = "\n".join(line.removeprefix("# ") if line in keys else line for line in printed.splitlines())
-    consents = ("allow_code", "allow_data", "yes")
-    values = {key: value for key, value in tomllib.loads(used).items() if key not in consents}
-    assert len(values) > 20
+    values = {key: value for key, value in tomllib.loads(used).items() if key != "allow"}
+    assert len(values) > 15
     assert load_settings(**values) == load_settings()
     assert f"{len(PeerSettings.model_fields)}" == str(len(re.findall(r"^# \w+ = ", printed, flags=re.MULTILINE)))
 

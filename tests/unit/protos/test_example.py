@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from protos.example import COMMON, example, settings_of
 from protos.run_config import RunConfig
 
+SETTINGS_MAX = 76
+
 
 def test_the_example_changes_nothing() -> None:
     assert RunConfig.model_validate(tomllib.loads(example(RunConfig))) == RunConfig()
@@ -39,6 +41,7 @@ def test_the_short_one_has_the_keys_that_people_set() -> None:
 
 def test_bounds_and_choices_are_told() -> None:
     found = {f"{it.table}.{it.key}": it for it in settings_of(RunConfig)}
+    assert len(found) <= SETTINGS_MAX, "a new setting takes the place of another"
     assert found["clock.min_peers"].allowed == "a whole number from 1 to 2,048"
     assert found["admission.mode"].allowed == '"open", "allow_list" or "invite"'
     assert found["model.factory"].default == ""

@@ -30,7 +30,7 @@ def test_a_pattern_takes_what_its_words_say(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("relays", ["foo"], "relays.0: expected an address of a peer, for example '/ip4/"),
+        ("bootstrap", ["foo"], "bootstrap.0: expected an address of a peer, for example '/ip4/"),
         ("listen", "1.2.3.4", "listen: expected an IP address and a port; * is every address, for example '*:4001'"),
         ("owner", "x" * 70, "owner: 70 characters; a name has 1 to 64"),
         ("hours", "mon-frid 8", "hours: '8' is not a time such as 18:00-08:00"),

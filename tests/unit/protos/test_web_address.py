@@ -61,7 +61,7 @@ def test_a_peer_takes_no_text_of_the_web_without_a_hash(tmp_path: Path) -> None:
     data = DataConfig.model_construct(**{**dict(DataConfig()), "source": "HTTP://127.0.0.1:1/x", "sha256": None})
     config = RunConfig.model_construct(**{**dict(RunConfig()), "data": data})
     with pytest.raises(DataError, match="without a hash"):
-        open_text(config, PeerSettings(home=tmp_path, allow_data=True), None, lambda _: None)
+        open_text(config, PeerSettings(home=tmp_path, allow=["data"]), None, lambda _: None)
 
 
 @pytest.mark.parametrize("scheme", ["SWARMENTUM://", "Swarmentum://", "swarmentum://"])

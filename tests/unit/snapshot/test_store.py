@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from node.snapshot.pieces import SnapshotManifest, describe, iterate_pieces
 from node.snapshot.private import PrivateState, PrivateStateError, load_private, save_private
-from node.snapshot.store import SnapshotStore, StoreFullError
+from node.snapshot.store import HEADER_BYTES_MAX, SnapshotStore, StoreFullError
 from protos.disk import DiskError, write_atomic
 from protos.errors import Refusal
 
@@ -60,11 +62,31 @@ def test_rotten_and_vanished_pieces_are_missing(tmp_path: Path) -> None:
     assert store.get(two.piece_hashes[0]) is None
 
 
+def test_the_limit_follows_the_run_and_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays and one that is written; on a fuller disk what is there, and two at least."""
+    size, free = 30 << 20, [10**12]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free[0]))
+    one = size + HEADER_BYTES_MAX
+    for kept, there, room in (
+        (2, 10**12, 3 * one),
+        (19, 10**12, 20 * one),
+        (2, 5 * one // 2, 5 * one // 2),
+        (2, one, 2 * one),
+    ):
+        store, free[0] = SnapshotStore(tmp_path, 100), there
+        store.make_fit(size, kept)
+        assert store.bytes_max == room
+    store = SnapshotStore(tmp_path, 10**10)
+    free[0] = 10**12
+    store.make_fit(size, 2)
+    assert store.bytes_max == 10**10, "small snapshots have more room"
+
+
 def test_limit_and_keep(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, 100)
     old, new = keep(store, 1, bytes(40)), keep(store, 2, bytes(range(60)))
     with pytest.raises(
-        StoreFullError, match=r"100 bytes are used and 1 more do not fit the limit of 100.*snapshots_gb"
+        StoreFullError, match=r"100 bytes are used and 1 more do not fit the limit of 100.*snapshots_kept"
     ):
         keep(store, 3, b"x")
     assert store.keep([new.root]) == 1
