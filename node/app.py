@@ -294,13 +294,12 @@ class _Peer:
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
         size, run_id, key = vote_size(config, self.settings, self.log), self.invite.run_id, self.identity.public_key
+        blank = facts.head_step > 0 and facts.snapshot.step > 0  # then this peer loads that state
         if self.own is not None:
-            start = own_start(
-                spec, config, vocabulary, begun=facts.HasField("snapshot"), allow_code="code" in self.settings.allow
-            )
-            replica = self.own.replica(
-                start, config, size, run_id, key, facts.genesis.layout_digest, self.memory, self.folder
-            )
+            begun, code = facts.HasField("snapshot"), "code" in self.settings.allow
+            start = own_start(spec, config, vocabulary, begun=begun, allow_code=code, blank=blank)
+            layout = facts.genesis.layout_digest
+            replica = self.own.replica(start, config, size, run_id, key, layout, self.memory, self.folder, blank)
         else:
             # then somebody's machine has tried the model
             known = bool(facts.genesis.layout_digest) or facts.head_step > 0
@@ -308,7 +307,7 @@ class _Peer:
             replica = replica_of(
                 spec, config, vocabulary, size, device,
                 run_id=run_id, public_key=key, settings=self.settings, lead=self.lead,
-                memory=self.memory, copy_folder=self.folder, blank=facts.head_step > 0 and facts.snapshot.step > 0,
+                memory=self.memory, copy_folder=self.folder, blank=blank,
             )  # fmt: skip
         model = {"parameters": parameter_count(replica.model), "device": str(device), "data": text.name}
         self.log.info("model", **model, size=size, dtype=text.dtype)

@@ -65,8 +65,9 @@ class Own:
         layout: bytes,
         memory: Memory = "full",
         copy_folder: Path | None = None,
+        blank: bool = False,
     ) -> Replica:
-        """Over the program's model. `start`: the run's own model in its first state; `layout`: its digest, if the run says;
+        """Over the program's model. `start`: the run's own in its first state, or `blank`; `layout`: its digest, if known;
         `memory`: what this peer keeps; `copy_folder`: see `Replica`."""
         model = self.handover.model
         check_parameters(model, "model")
@@ -88,7 +89,7 @@ class Own:
                 f"{named.hex()[:DIGITS_SHOWN]}{_difference(mine, theirs)}. "
                 "Names, shapes, their order and which are tables (nn.Embedding) have to be the run's"
             )
-        if start is not None:
+        if start is not None and not blank:
             first = dict(start.named_parameters())
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
@@ -97,7 +98,7 @@ class Own:
             run_id, model, config.optimizer, size, author=public_key, second=kind_of(memory, config.optimizer),
             maker=self.handover, digest_steps=config.clock.digest_steps, copy_folder=copy_folder,
         )  # fmt: skip
-        replica.knows_start = start is not None
+        replica.knows_start, replica.is_blank = start is not None, blank
         return replica
 
 
@@ -114,12 +115,12 @@ def _difference(mine: Layout, theirs: Layout | None) -> str:
 
 
 def own_start(
-    spec: ModelSpec, config: RunConfig, vocabulary: int, *, begun: bool, allow_code: bool
+    spec: ModelSpec, config: RunConfig, vocabulary: int, *, begun: bool, allow_code: bool, blank: bool = False
 ) -> nn.Module | None:
     """The run's first state for a program's model. None if only the run's code makes it, and the person has not agreed to that:
     then the peer takes the state that the run has agreed on. Raises OperatorError if the run has not `begun` with one."""
     if spec.factory is None or allow_code:
-        return build(spec, config.seed, vocabulary=vocabulary, context=config.data.context)
+        return build(spec, config.seed, vocabulary=vocabulary, context=config.data.context, blank=blank)
     if not begun:
         raise OperatorError(
             f"the run has no agreed state yet, and its first one comes from the code {spec.factory!r}. If you wrote or trust "
