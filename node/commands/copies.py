@@ -33,7 +33,9 @@ Licence = Annotated[str, typer.Option(help="For the card, as the hub spells it, 
 
 
 @leaving_at_once()
-@with_settings("home", "threads", "listen", "allow_code", "yes", home="~/.swarmentum/export", device="cpu")
+@with_settings(
+    "home", "threads", "listen", "allow_code", "allow_data", "yes", home="~/.swarmentum/export", device="cpu"
+)
 def export(
     settings: Settings,
     invite: InviteLink,
