@@ -165,7 +165,7 @@ class Mover:
 Kept = tuple[torch.dtype, torch.device, tuple[int, ...], bool]
 
 
-class Pair(NamedTuple):
+class CopiedParameter(NamedTuple):
     """A parameter of the replica, and that of the copy, which has to stay what it was."""
 
     name: str
@@ -192,7 +192,7 @@ class HostMaker(BuiltIn):
         self._whole, self._place, self._effort = model, device, effort or Effort()
         self._parameters = [parameter for _, parameter in named_tensors(model)]
         self._copies: list[tuple[str, Tensor]] = []
-        self._made: list[Pair] = []
+        self._made: list[CopiedParameter] = []
         self._lane: Lane | None = None
         self._room: Tensor | None = None
         self._behind = device.type == "cuda" if behind is None else behind
@@ -271,7 +271,7 @@ class HostMaker(BuiltIn):
         self._model = self._effort.prepare(short_copy(self._whole, self._place))
         self._copies = named_tensors(self._model)
         pairs = zip(self._whole.named_parameters(), self._model.parameters(), strict=True)
-        self._made = [Pair(name, whole, own, _kind(own)) for (name, whole), own in pairs]
+        self._made = [CopiedParameter(name, whole, own, _kind(own)) for (name, whole), own in pairs]
         self._lane = Lane(self._place, max(pair.whole.numel() for pair in self._made))
         if self._behind:
             self._pool = ThreadPoolExecutor(1, "gradients")
