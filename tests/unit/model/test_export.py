@@ -119,9 +119,7 @@ def test_card_says_how_to_load() -> None:
 def test_sample_is_decided_by_its_seed_and_may_be_longer_than_the_context() -> None:
     model = build(ModelSpec({**TINY, "max_position_embeddings": 16}), 1).train()
     before = torch.random.get_rng_state()
-    one, again, other = (
-        sample_text(model, ByteTokenizer(), "def ", 30, seed=seed) for seed in (1, 1, 2)
-    )
+    one, again, other = (sample_text(model, ByteTokenizer(), "def ", 30, seed=seed) for seed in (1, 1, 2))
     assert one == again != other
     assert one.startswith("def ")
     assert model.training

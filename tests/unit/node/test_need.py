@@ -196,7 +196,9 @@ def test_a_peer_with_its_state_in_the_main_memory_has_bf16_weights_and_two_gradi
     assert own.main(7) == own.main(8) + 2500, "with sums"
     assert (own.copies, own.disk) == (0, least.disk)
     for size in (7, 8):
-        assert own.on("cpu").memory(size) == own.on("cuda").state + least.on("cpu").memory(size), "a CPU plays both parts"
+        assert own.on("cpu").memory(size) == own.on("cuda").state + least.on("cpu").memory(size), (
+            "a CPU plays both parts"
+        )
 
 
 @pytest.mark.parametrize("given", [{"beta2": 0}, {"method": "paper"}, {"beta2": 0, "overlap": True}])
