@@ -141,11 +141,12 @@ class Mover:
             raise ParameterChanged(f"parameter {self._copies[index][0]} {fault}")
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None, "autograd has just put it there"
+        made = self._transfer.made()
         if self._pool is None:
-            self._move(index, gradient, None)
+            self._move(index, gradient, made)
             return
         self._wait(MOVING_MAX)
-        self._moving.append(self._pool.submit(self._move, index, gradient, self._transfer.made()))
+        self._moving.append(self._pool.submit(self._move, index, gradient, made))
 
     @torch.no_grad()
     def _move(self, index: int, gradient: Tensor, made: Any) -> None:
