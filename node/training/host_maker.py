@@ -34,7 +34,7 @@ MOVING_MAX: Final = 1
 """Gradients that wait on the device for the one before, while the backward pass makes the next."""
 
 
-class Lane:
+class HostTransfer:
     """Numbers between the main memory and a device. A CUDA device copies from and to one pinned buffer, on its own stream."""
 
     def __init__(self, device: torch.device, numbers: int) -> None:
@@ -82,14 +82,14 @@ class Mover:
         self,
         parameters: Sequence[Tensor],
         copies: Sequence[tuple[str, Tensor]],
-        lane: Lane,
+        transfer: HostTransfer,
         room: Callable[[], Tensor],
         taker: GradientTaker | None,
         pool: ThreadPoolExecutor | None,
     ) -> None:
         """`copies`: those of `parameters`, with names. `room`: fp32 numbers for the largest gradient. `pool`: one thread;
         None: the backward pass waits."""
-        self._parameters, self._copies, self._lane, self._room = parameters, copies, lane, room
+        self._parameters, self._copies, self._transfer, self._room = parameters, copies, transfer, room
         self._taker, self._pool = taker, pool
         self._moving: deque[Future[None]] = deque()
         self._mean = False  # one pass, over the mean
@@ -141,19 +141,20 @@ class Mover:
             raise ParameterChanged(f"parameter {self._copies[index][0]} {fault}")
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None, "autograd has just put it there"
+        made = self._transfer.made()
         if self._pool is None:
-            self._move(index, gradient, None)
+            self._move(index, gradient, made)
             return
         self._wait(MOVING_MAX)
-        self._moving.append(self._pool.submit(self._move, index, gradient, self._lane.made()))
+        self._moving.append(self._pool.submit(self._move, index, gradient, made))
 
     @torch.no_grad()
     def _move(self, index: int, gradient: Tensor, made: Any) -> None:
         parameter = self._parameters[index]
         if self._taker is None and parameter.grad is None:
-            parameter.grad = self._lane.down(gradient, torch.empty_like(parameter), made)
+            parameter.grad = self._transfer.down(gradient, torch.empty_like(parameter), made)
             return
-        found = self._lane.down(gradient, self._room()[: gradient.numel()].view(gradient.shape), made)
+        found = self._transfer.down(gradient, self._room()[: gradient.numel()].view(gradient.shape), made)
         if self._taker is None:
             assert parameter.grad is not None, "the case before"
             parameter.grad.add_(found)
@@ -165,7 +166,7 @@ class Mover:
 Kept = tuple[torch.dtype, torch.device, tuple[int, ...], bool]
 
 
-class Pair(NamedTuple):
+class CopiedParameter(NamedTuple):
     """A parameter of the replica, and that of the copy, which has to stay what it was."""
 
     name: str
@@ -192,8 +193,8 @@ class HostMaker(BuiltIn):
         self._whole, self._place, self._effort = model, device, effort or Effort()
         self._parameters = [parameter for _, parameter in named_tensors(model)]
         self._copies: list[tuple[str, Tensor]] = []
-        self._made: list[Pair] = []
-        self._lane: Lane | None = None
+        self._made: list[CopiedParameter] = []
+        self._transfer: HostTransfer | None = None
         self._room: Tensor | None = None
         self._behind = device.type == "cuda" if behind is None else behind
         self._pool: ThreadPoolExecutor | None = None
@@ -246,36 +247,36 @@ class HostMaker(BuiltIn):
         taker: GradientTaker | None = None,
     ) -> GradResult:
         """See `BuiltIn`."""
-        lane = self._refresh()
-        mover = Mover(self._parameters, self._copies, lane, self._numbers, taker, self._pool)
+        transfer = self._refresh()
+        mover = Mover(self._parameters, self._copies, transfer, self._numbers, taker, self._pool)
         result = super().mean_gradient(samples, parts, micro_batch, autocast, should_stop, mover)
         mover.finish(result.samples)
         return result
 
     @torch.no_grad()
-    def _refresh(self) -> Lane:
+    def _refresh(self) -> HostTransfer:
         """The weights on the device are those of the replica, rounded. Raises `ParameterChanged` if the model has changed its
         copy's."""
-        lane = self._make_copy()
+        transfer = self._make_copy()
         for name, whole, own, was in self._made:
             if not own.numel():  # since `rest`
                 own.data = own.new_empty(whole.shape)
             if (now := _kind(own)) != was:
                 raise ParameterChanged(f"parameter {name}: its copy was {_words(was)}, and is {_words(now)} now")
-            lane.up(whole, own)
-        return lane
+            transfer.up(whole, own)
+        return transfer
 
-    def _make_copy(self) -> Lane:
-        if self._lane is not None:
-            return self._lane
+    def _make_copy(self) -> HostTransfer:
+        if self._transfer is not None:
+            return self._transfer
         self._model = self._effort.prepare(short_copy(self._whole, self._place))
         self._copies = named_tensors(self._model)
         pairs = zip(self._whole.named_parameters(), self._model.parameters(), strict=True)
-        self._made = [Pair(name, whole, own, _kind(own)) for (name, whole), own in pairs]
-        self._lane = Lane(self._place, max(pair.whole.numel() for pair in self._made))
+        self._made = [CopiedParameter(name, whole, own, _kind(own)) for (name, whole), own in pairs]
+        self._transfer = HostTransfer(self._place, max(pair.whole.numel() for pair in self._made))
         if self._behind:
             self._pool = ThreadPoolExecutor(1, "gradients")
-        return self._lane
+        return self._transfer
 
     def _numbers(self) -> Tensor:
         """Room for one gradient. It stays: see `FoldingRoom`."""

@@ -94,9 +94,8 @@ class Need:
 
     def main(self, micro_batch: int) -> int:
         """Main memory beside a card, for a micro-batch of so many samples."""
-        sums = (
-            self.gradients * 5 // 4 if micro_batch < self.samples else 0
-        )  # no backward pass leaves pieces between them
+        # no backward pass leaves pieces between the sums
+        sums = self.gradients * 5 // 4 if micro_batch < self.samples else 0
         return self.copies + self.checks + (self.host + self.heap + sums if self.host else 0)
 
     def memory(self, micro_batch: int) -> int:

@@ -104,3 +104,12 @@ def test_free_memory_is_the_machines_within_its_containers(tmp_path: Path) -> No
     here = room_of(torch.device("cpu"))
     assert here is not None
     assert 0 < here.free <= here.total
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_with_bf16_weights_activations_take_about_half(checkpointing: bool) -> None:
+    spec = ModelSpec({**TINY, "num_hidden_layers": 4})
+    whole, short = (activation_bytes(spec, 64, checkpointing=checkpointing, short=on) for on in (False, True))
+    assert whole is not None
+    assert short is not None
+    assert 0.45 < short / whole < 0.8, "the norms and the loss count in fp32"

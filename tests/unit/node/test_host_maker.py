@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from node.model.spec import ModelSpec, build
 from node.optim.demo import DeMo
 from node.optim.step import NonFiniteGradient
 from node.training import vote_checks
-from node.training.host_maker import HostMaker
+from node.training.host_maker import HostMaker, HostTransfer
 from node.training.need import kind_of
 from node.training.replica import Replica
 from protos.assignment import Range
@@ -120,6 +120,37 @@ def test_weights_and_buffers_lie_on_the_device_and_the_state_in_main_memory() ->
     of = Replica(RUN, model, OptimizerConfig(), 128, second="factored", maker=HostMaker(model, torch.device("meta")))
     assert (of.device.type, of.maker.device.type) == ("cpu", "meta")
     assert {tensor.device.type for tensor in of.state.values()} == {"cpu"}
+
+
+class Stream:
+    """CUDA's, without a device: it remembers what it was asked for, in order."""
+
+    def __init__(self) -> None:
+        self.device, self.asked = torch.device("cuda"), list[str]()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.asked.append(name)
+
+
+def test_a_card_copies_by_way_of_one_buffer_that_is_free_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call of torch.cuda here is a stand-in: no GPU was there."""
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "Event", Stream)
+    transfer = HostTransfer(CPU, 12)
+    transfer._buffer, transfer._stream = torch.empty(12, dtype=torch.bfloat16), stream  # type: ignore[assignment]
+    weights, own = torch.randn(3, 4), torch.empty(3, 4, dtype=torch.bfloat16)
+    transfer.up(weights, own)
+    assert own.equal(weights.bfloat16())
+    assert stream.asked == ["wait_stream", "synchronize"], "the last pass has read the weights before they change"
+    for shape in ((3, 2), (), (12,)):
+        gradient = torch.randn(shape).bfloat16()
+        mark = transfer.made()
+        assert mark.asked == ["record"]
+        stream.asked.clear()
+        assert transfer.down(gradient, torch.empty(shape), mark).equal(gradient.float())
+        assert stream.asked == ["wait_event", "synchronize"], "made before it is read, here before it is used"
 
 
 # ---- the weights are never old ---------------------------------------------------------------------------------------
