@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from node.overlay import guard
 from protos.invite import Invite
@@ -132,6 +132,9 @@ class LocalSwarm:
 
     def _start(self, run_toml: str) -> None:
         folder = self.folder
+        if "DATA" in run_toml:
+            (folder / "text.txt").write_bytes(Path(os.__file__).read_bytes())
+            run_toml = run_toml.replace("DATA", str(folder / "text.txt"))
         relay = self.start("relay", "node", "relay", "--home", str(folder / "relay"), "--listen", f"{self.HOST}:0",
                            "--set", "reachability=auto", "--json")  # fmt: skip
         self.serve(port=0)
@@ -219,6 +222,12 @@ class LocalSwarm:
         code, values = status.finish()
         assert code == 0
         return values
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         for process in reversed(self.processes.values()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,18 +50,13 @@ class CappedSwarm(SpreadSwarm):
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[SpreadSwarm]:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
     try:
         internet = Internet(places_of(NAMES), {})
     except NotHereError as error:
         pytest.skip(str(error))
     try:
-        swarm = CappedSwarm(tmp_path, RUN.replace("DATA", str(text)), internet)
-        try:
+        with CappedSwarm(tmp_path, RUN, internet) as swarm:
             yield swarm
-        finally:
-            swarm.close()
     finally:
         internet.close()
 

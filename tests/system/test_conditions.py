@@ -32,13 +32,8 @@ bootstrap = [BOOTSTRAP]
 
 @pytest.fixture
 def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalSwarm]:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)).replace("= 6\n", f"= {getattr(request, 'param', 6)}\n"))
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("= 6\n", f"= {getattr(request, 'param', 6)}\n")) as swarm:
         yield swarm
-    finally:
-        swarm.close()
 
 
 def owner(swarm: LocalSwarm, name: str, command: str, *words: str, code: int = 0) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,8 @@ bootstrap = [BOOTSTRAP]
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
-    try:
+    with LocalSwarm(tmp_path, RUN) as swarm:
         yield swarm
-    finally:
-        swarm.close()
 
 
 def owner(swarm: LocalSwarm, command: str, name: str, *flags: str) -> dict[str, Any]:
