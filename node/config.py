@@ -18,9 +18,10 @@ from node.donor.owner_settings import LiveSettings
 from node.earlier_settings import EARLIER, GIVEN, GONE, OPTIONS, TCP_ALONE, of_today
 from node.overlay.settings import OverlaySettings, Reachability
 from protos import toml_file
-from protos.errors import OperatorError
+from protos.address import parse_address
+from protos.errors import OperatorError, Refusal
 from protos.example import Setting, allowed, settings_of
-from protos.mistakes import MIRROR, PEER_ADDRESS, PEER_LISTEN, PEER_LISTEN_OR_ALL
+from protos.mistakes import MIRROR, PEER, PEER_ADDRESS, PEER_LISTEN, PEER_LISTEN_OR_ALL
 from protos.run_config import Address
 from protos.setting_layers import OFF, Layers, listed, read_layers
 
@@ -29,7 +30,6 @@ BYTES_A_MBIT = 125_000
 LISTEN: Final = "*:0"
 VOTE_SIZES: Final = range(2, 2049)
 UPLINK_PART_MAX: Final = 10
-MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?")
 
 
 class PeerSettings(LiveSettings):
@@ -188,16 +188,11 @@ class PeerSettings(LiveSettings):
 
 def _check_announced(address: str) -> None:
     """ValueError unless other peers can dial a multiaddress."""
-    if not MULTIADDRESS.fullmatch(address):
-        raise ValueError(f"{address!r} is neither public, private nor a multiaddress such as /ip4/203.0.113.5/tcp/4001")
-    _, protocol, host, _, port, *_ = address.split("/")
     try:
-        if protocol in ("ip4", "ip6"):
-            ipaddress.ip_address(host)
-    except ValueError as error:
-        raise ValueError(f"{address!r}: {error}") from error
-    if not 0 < int(port) <= PORT_MAX:
-        raise ValueError(f"{address!r}: other peers cannot dial port {port}; use a port from 1 to {PORT_MAX}")
+        parse_address(f"{address}/p2p/{PEER}")
+    except Refusal as error:
+        wanted = "neither public, private nor a multiaddress such as /ip4/203.0.113.5/tcp/4001"
+        raise ValueError(f"{address!r} is {wanted}: {error.detail.rpartition(': ')[2]}") from error
 
 
 def load_settings(**flags: Any) -> PeerSettings:

@@ -59,10 +59,11 @@ UPLINK_PART: Final = 0.25
 TCP_ALONE: Final = "/tcp"
 GIVEN: Final = "given here"
 """The layer of a command line, or of a program that calls `join`."""
-Layer = tuple[str, Mapping[str, Any]]
 
 
-def of_today(layers: Sequence[Layer], usual_listen: str, say: Callable[[str], None]) -> dict[str, Any]:
+def of_today(
+    layers: Sequence[tuple[str, Mapping[str, Any]]], usual_listen: str, say: Callable[[str], None]
+) -> dict[str, Any]:
     """The settings of all layers (name, values), the first of which counts least. `say` gets a line for each earlier one.
 
     The parts of a list add up. Of others, what is set under the name of today counts, unless a later layer has an earlier

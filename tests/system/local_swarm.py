@@ -241,6 +241,14 @@ class LocalSwarm:
             process.close()
 
 
+def owner(swarm: LocalSwarm, name: str, command: str, *words: str, code: int = 0) -> dict[str, Any]:
+    """What an owner's command prints."""
+    process = swarm.start(f"{command}-{name}", "node", command, *words, "--home", str(swarm.folder / name), "--json")
+    found, values = process.finish()
+    assert found == code, process.log.read_text()[-2000:]
+    return values
+
+
 def digests_by_step(*peers: list[dict[str, Any]]) -> dict[int, set[str]]:
     """Every digest that was written for a step, by any peer."""
     found: dict[int, set[str]] = {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import wait_for
+from tests.system.local_swarm import owner, wait_for
 from tests.system.netns import Internet, NotHereError
 from tests.system.spread_swarm import SpreadSwarm, places_of
 
@@ -59,13 +58,6 @@ def swarm(tmp_path: Path) -> Iterator[SpreadSwarm]:
             yield swarm
     finally:
         internet.close()
-
-
-def owner(swarm: SpreadSwarm, name: str, command: str, *words: str) -> dict[str, Any]:
-    process = swarm.start(f"{command}-{name}", "node", command, *words, "--home", str(swarm.folder / name), "--json")
-    code, values = process.finish()
-    assert code == 0, process.log.read_text()[-2000:]
-    return values
 
 
 def rate(swarm: SpreadSwarm, seconds: float) -> float:
