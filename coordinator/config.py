@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from protos.errors import OperatorError
 from protos.mistakes import ADVERTISED, LISTEN, LISTEN_OR_NONE, PROXY_HOST
-from protos.toml_file import TomlSettings
+from protos.setting_layers import listed
 
 ADVERTISED_CHARACTERS_MAX = 256
 
 
-class CoordinatorSettings(BaseSettings):
-    """Settings of `swarmentum-coordinator serve`. Environment: SWARMENTUM_COORDINATOR_<NAME>."""
+class CoordinatorSettings(BaseModel):
+    """Settings of `swarmentum-coordinator serve`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="SWARMENTUM_COORDINATOR_", extra="forbid", frozen=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     home: Path = Field(default_factory=lambda: Path.home() / ".swarmentum" / "coordinator")
     """Folder of the key, the certificate and the journal."""
@@ -53,26 +51,10 @@ class CoordinatorSettings(BaseSettings):
     trace: bool = False
     """Send a trace of each step to an OpenTelemetry receiver: OTEL_EXPORTER_OTLP_ENDPOINT, by default http://localhost:4318."""
 
+    @field_validator("web_hosts", mode="before")
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then environment, then the file named by SWARMENTUM_COORDINATOR_CONFIG (coordinator.toml here)."""
-        import os
-
-        named = os.environ.get("SWARMENTUM_COORDINATOR_CONFIG")
-        path = Path(named or "coordinator.toml")
-        if named and not path.is_file():
-            raise OperatorError(f"SWARMENTUM_COORDINATOR_CONFIG={named}: there is no such file")
-        try:
-            return init_settings, env_settings, TomlSettings(settings_cls, toml_file=path)
-        except (OSError, ValueError) as error:
-            raise OperatorError(f"{path}: {error}") from error
+    def _parts(cls, value: Any) -> Any:
+        return listed(value)
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import os
 import re
 import sys
-import tomllib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from node.donor.owner_settings import OFF, LiveSettings
-from node.earlier_settings import EARLIER, GIVEN, GONE, OPTIONS, TCP_ALONE, listed, of_today
+from node.donor.owner_settings import LiveSettings
+from node.earlier_settings import EARLIER, GIVEN, GONE, OPTIONS, TCP_ALONE, of_today
 from node.overlay.settings import OverlaySettings, Reachability
 from protos import toml_file
-from protos.errors import OperatorError
+from protos.address import parse_address
+from protos.errors import OperatorError, Refusal
 from protos.example import Setting, allowed, settings_of
-from protos.mistakes import MIRROR, PEER_ADDRESS, PEER_LISTEN, PEER_LISTEN_OR_ALL
+from protos.mistakes import MIRROR, PEER, PEER_ADDRESS, PEER_LISTEN, PEER_LISTEN_OR_ALL
 from protos.run_config import Address
+from protos.setting_layers import OFF, Layers, listed, read_layers
 
 PORT_MAX = 65535
 BYTES_A_MBIT = 125_000
-PREFIX: Final = "SWARMENTUM_"
 LISTEN: Final = "*:0"
 VOTE_SIZES: Final = range(2, 2049)
 UPLINK_PART_MAX: Final = 10
-MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?")
 
 
 class PeerSettings(LiveSettings):
@@ -192,16 +189,11 @@ class PeerSettings(LiveSettings):
 
 def _check_announced(address: str) -> None:
     """ValueError unless other peers can dial a multiaddress."""
-    if not MULTIADDRESS.fullmatch(address):
-        raise ValueError(f"{address!r} is neither public, private nor a multiaddress such as /ip4/203.0.113.5/tcp/4001")
-    _, protocol, host, _, port, *_ = address.split("/")
     try:
-        if protocol in ("ip4", "ip6"):
-            ipaddress.ip_address(host)
-    except ValueError as error:
-        raise ValueError(f"{address!r}: {error}") from error
-    if not 0 < int(port) <= PORT_MAX:
-        raise ValueError(f"{address!r}: other peers cannot dial port {port}; use a port from 1 to {PORT_MAX}")
+        parse_address(f"{address}/p2p/{PEER}")
+    except Refusal as error:
+        wanted = "neither public, private nor a multiaddress such as /ip4/203.0.113.5/tcp/4001"
+        raise ValueError(f"{address!r} is {wanted}: {error.detail.rpartition(': ')[2]}") from error
 
 
 def load_settings(**flags: Any) -> PeerSettings:
@@ -209,48 +201,12 @@ def load_settings(**flags: Any) -> PeerSettings:
 
     Environment: SWARMENTUM_<NAME>; file: swarmentum.toml, or that which SWARMENTUM_CONFIG names.
     """
-    path = Path(os.environ.get("SWARMENTUM_CONFIG", "swarmentum.toml"))
-    text, of_file = _read(path)
+    found = read_layers("SWARMENTUM_", "swarmentum.toml", {**PeerSettings.model_fields, **EARLIER, **GONE})
+    if not found.named:
+        _refuse_consent_of(found)
     given = {name: value for name, value in flags.items() if value is not None and value != []}
-    layers = ((str(path), of_file), ("environment", _of_environment()), (GIVEN, given))
-    values = of_today(layers, LISTEN, partial(print, file=sys.stderr))
-    try:
-        return PeerSettings(**values)
-    except ValidationError as error:
-
-        def place(loc: toml_file.Place) -> str:
-            return f"{path}:{toml_file.line_of(text, loc)}: " if loc and loc[0] in of_file else ""
-
-        raise OperatorError(f"wrong settings:\n{toml_file.describe(error, place, _helped)}") from error
-
-
-def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    """The file's text and values; none without a file."""
-    named = "SWARMENTUM_CONFIG" in os.environ
-    if not path.is_file():
-        if named:
-            raise OperatorError(f"SWARMENTUM_CONFIG={path}: no such file; correct the path, or unset the variable")
-        return "", {}
-    try:
-        text = path.read_text(encoding=toml_file.WRITTEN)
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OperatorError(f"{path} is not TOML: {error}; correct the file, or move it away") from error
-    except OSError as error:
-        raise OperatorError(f"{path} cannot be read: {error.strerror}; move it away, or make it readable") from error
-    if not named:
-        _refuse_consent_of(path, text, values)
-    return text, values
-
-
-def _of_environment() -> dict[str, str]:
-    """The settings that variables name, those of earlier versions, too."""
-    found = {name[len(PREFIX) :].lower(): text for name, text in os.environ.items() if name.upper().startswith(PREFIX)}
-    return {
-        key: text
-        for key, text in found.items()
-        if text and (key in PeerSettings.model_fields or key in EARLIER or key in GONE)
-    }
+    layers = ((str(found.path), found.of_file), ("environment", found.of_environment), (GIVEN, given))
+    return found.made(PeerSettings, of_today(layers, LISTEN, partial(print, file=sys.stderr)), _helped)
 
 
 def _helped(wrong: toml_file.Wrong) -> toml_file.Wrong:
@@ -269,15 +225,16 @@ def peer_settings() -> tuple[Setting, ...]:
     return tuple(settings_of(PeerSettings, made=PeerSettings.model_construct(), none=OFF))
 
 
-def _refuse_consent_of(path: Path, text: str, values: Mapping[str, Any]) -> None:
+def _refuse_consent_of(found: Layers) -> None:
     """Raises OperatorError if a settings file that lies in the working folder agrees to something in the person's place.
 
     The folder may be somebody else's. Flags, the environment, and a file that SWARMENTUM_CONFIG names are the person's own.
     """
     for name in ("allow", *OPTIONS):
-        if name in values and listed(values[name]) != ["left_out"]:
+        if name in found.of_file and listed(found.of_file[name]) != ["left_out"]:
+            line = toml_file.line_of(found.text, (name,))
             raise OperatorError(
-                f"{path}:{toml_file.line_of(text, (name,))}: {name}: a file of the working folder cannot agree for you; "
+                f"{found.path}:{line}: {name}: a file of the working folder cannot agree for you; "
                 "remove the line, and use the options --yes, --allow-data and --allow-code, or SWARMENTUM_ALLOW, or name the "
                 "file in SWARMENTUM_CONFIG"
             )

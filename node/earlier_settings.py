@@ -5,14 +5,13 @@ Refuses none of them. A setting that has no meaning any more is left out, and a 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from node.donor.disk_shares import ARCHIVE_GB, TEXT_GB
-from node.donor.owner_settings import OFF
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
+from protos.setting_layers import OFF, listed
 
 EARLIER: Final[Mapping[str, str]] = {
     "group_size": "vote_size",
@@ -60,23 +59,11 @@ UPLINK_PART: Final = 0.25
 TCP_ALONE: Final = "/tcp"
 GIVEN: Final = "given here"
 """The layer of a command line, or of a program that calls `join`."""
-Layer = tuple[str, Mapping[str, Any]]
 
 
-def listed(value: Any) -> list[str]:
-    """The values of a list: a list, a JSON list, or text with commas between them. ValueError for JSON that is none."""
-    if value is None or isinstance(value, (list, tuple)):
-        return [part for item in value or () for part in listed(item)]
-    text = str(value).strip()
-    if text.startswith("["):
-        try:
-            return [str(item) for item in json.loads(text)]
-        except ValueError as error:
-            raise ValueError(f"is no list: {error}; put commas between the values") from error
-    return [] if text.lower() == OFF else [part.strip() for part in text.split(",") if part.strip()]
-
-
-def of_today(layers: Sequence[Layer], usual_listen: str, say: Callable[[str], None]) -> dict[str, Any]:
+def of_today(
+    layers: Sequence[tuple[str, Mapping[str, Any]]], usual_listen: str, say: Callable[[str], None]
+) -> dict[str, Any]:
     """The settings of all layers (name, values), the first of which counts least. `say` gets a line for each earlier one.
 
     The parts of a list add up. Of others, what is set under the name of today counts, unless a later layer has an earlier

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import TomlConfigSettingsSource
 
 from protos.errors import OperatorError
 from protos.mistakes import REMOVED, Mistake, expected
@@ -228,13 +227,6 @@ def _numbers_of(loc: Place) -> dict[str, int]:
         else:
             names.append(part)
     return found
-
-
-class TomlSettings(TomlConfigSettingsSource):
-    """A file of settings, as `_text_of` reads it."""
-
-    def _read_file(self, file_path: Any) -> dict[str, Any]:
-        return tomllib.loads(Path(file_path).read_text(encoding=WRITTEN))
 
 
 def line_of(text: str, loc: Place) -> int:

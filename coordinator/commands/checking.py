@@ -24,7 +24,6 @@ from coordinator.commands.operator import Operator
 from coordinator.commands.options import AllowCode, Json
 from coordinator.commands.planning import (
     NOT_INSTALLED,
-    PrintedLayout,
     TextFacts,
     adds_up,
     layout_of_run,
@@ -40,6 +39,7 @@ from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
 from protos.json_line import print_json
+from protos.layout_facts import LayoutFacts
 from protos.mistakes import OWN_TEXT, Mistake, has_own_text
 from protos.model_config import ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
@@ -62,7 +62,7 @@ def checked(file: Path) -> RunConfig:
 
 def surveyed(
     file: Path, *, layout: bool, allow_code: bool = False, told: Callable[[str], None] = lambda line: None
-) -> tuple[RunConfig, PrintedLayout | None, str]:
+) -> tuple[RunConfig, LayoutFacts | None, str]:
     """The run of a file; with `layout`, its layout too, or why it is not known. OperatorError lists every mistake of the text,
     or, if there is none, those of the model: to build it takes seconds."""
     read = toml_file.read(file, RunConfig)
@@ -113,7 +113,7 @@ class Findings:
     """
 
     config: RunConfig
-    facts: PrintedLayout | None
+    facts: LayoutFacts | None
     unknown: str
     said: tuple[str, ...]
     gave_up: str = ""
@@ -200,7 +200,7 @@ class Cost:
     """What the gradients of the whole run take, if each peer has such a card: `recipes.tokens_a_second`, not measured."""
 
 
-def cost_of(config: RunConfig, facts: PrintedLayout, peers: int, step_seconds: float) -> Cost:
+def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: float) -> Cost:
     """A peer sends its payload to each other peer, or to a few of them that pass it on, and gets everybody's. With aggregators
     it sends the payload to these and takes their sum, or is one of them now and then."""
     payloads = float(peers - 1)
@@ -253,7 +253,7 @@ def check(
     notes = [*notes_of(findings), *(f"Text {text.place}: {line}" for text in texts for line in text.lines)]
     cost, verdict = None if facts is None else cost_of(config, facts, peers, step_seconds), verdict_of(findings)
     if as_json:
-        layout = None if facts is None else {**vars(facts), "layout_digest": facts.layout_digest.hex()}
+        layout = None if facts is None else vars(facts)
         told = {"name": config.name, "layout": layout, "cost": cost and vars(cost), "notes": notes, "verdict": verdict}
         print_json(told | {"texts": [{"place": text.place, **(text.values or {})} for text in texts]})
     else:
@@ -298,7 +298,7 @@ def _own_text(config: RunConfig) -> str:
     return f"Each peer needs its own copy of the data ({', '.join(map(repr, own))}), and names {what} with --data."
 
 
-def _show(config: RunConfig, facts: PrintedLayout | None, cost: Cost | None, said: tuple[str, ...]) -> None:
+def _show(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None, said: tuple[str, ...]) -> None:
     """`said`: the verdict, then the notes."""
     console, (verdict, *notes) = Console(soft_wrap=True, highlight=False), said
     console.print(f"Run {config.name}: {verdict}.", markup=False)
@@ -310,7 +310,7 @@ def _show(config: RunConfig, facts: PrintedLayout | None, cost: Cost | None, sai
         console.print(note, markup=False)
 
 
-def rows_of(config: RunConfig, facts: PrintedLayout | None, cost: Cost | None) -> Iterator[tuple[str, str]]:
+def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> Iterator[tuple[str, str]]:
     """The costs and figures of a run, for people."""
     if facts is not None and cost is not None:
         yield "parameters", f"{facts.parameters:,}"

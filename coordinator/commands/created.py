@@ -74,7 +74,7 @@ def create_run(operator: Operator, findings: Findings, start: Path | None = None
     """Create the run of a checked run.toml. `start`: the start.json of a model that the run begins with. OperatorError."""
     config, facts = findings.config, findings.facts
     refuse_second(operator, config.name)
-    fixed = (b"", 0) if facts is None else (facts.layout_digest, facts.parameters)
+    fixed = (b"", 0) if facts is None else (bytes.fromhex(facts.layout_digest), facts.parameters)
     begins = None if start is None else model_start(start, fixed[0])
     if begins is not None:
         fixed = begins.layout_digest, begins.parameters

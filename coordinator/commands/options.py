@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from coordinator.config import CoordinatorSettings
-from protos import toml_file
-from protos.errors import OperatorError
+from protos.setting_layers import read_layers
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 unreachable, 4 refused by the coordinator, "
@@ -36,8 +34,7 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, or 
 
 
 def settings(**flags: Any) -> CoordinatorSettings:
-    """Flags over environment over file; OperatorError says which is wrong."""
-    try:
-        return CoordinatorSettings(**{name: value for name, value in flags.items() if value is not None})
-    except ValidationError as error:
-        raise OperatorError("wrong settings:\n" + toml_file.describe(error)) from error
+    """Flags over the environment (SWARMENTUM_COORDINATOR_<NAME>) over coordinator.toml; OperatorError says which is wrong."""
+    found = read_layers("SWARMENTUM_COORDINATOR_", "coordinator.toml", CoordinatorSettings.model_fields)
+    given = {name: value for name, value in flags.items() if value is not None}
+    return found.made(CoordinatorSettings, {**found.of_file, **found.of_environment, **given})

@@ -18,6 +18,7 @@ from typing import Any
 
 from protos.errors import OperatorError
 from protos.example import MEASURED
+from protos.layout_facts import LayoutFacts
 from protos.limits import PAYLOADS_GB
 from protos.mistakes import has_own_text
 from protos.optimizer_defaults import RECIPES
@@ -43,29 +44,6 @@ BYTES_A_GB = 10**9
 
 
 @dataclass(frozen=True)
-class PrintedLayout:
-    """The facts that `swarmentum layout` printed. `votes`, `payload_bytes`: of one payload; the other bytes: of one peer."""
-
-    layout_digest: bytes
-    parameters: int
-    votes: int
-    payload_bytes: int
-    state_bytes: int | None = None
-    sample_bytes: int | None = None
-    disk_bytes: int | None = None
-    snapshot_bytes: int | None = None
-    copies_bytes: int | None = None
-    least_state_bytes: int | None = None
-    least_sample_bytes: int | None = None
-    host_card_bytes: int | None = None
-    host_main_bytes: int | None = None
-    untried: str = ""
-    """Why the model was not run, if it was not."""
-    notes: tuple[str, ...] = ()
-    reference: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
 class TextFacts:
     """What `swarmentum data survey` printed of a text on this machine. `values`: None if it could not look."""
 
@@ -76,7 +54,7 @@ class TextFacts:
 
 def layout_of_run(
     file: Path, *, allow_code: bool = False, told: Callable[[str], None] = lambda line: None
-) -> tuple[PrintedLayout | None, str]:
+) -> tuple[LayoutFacts | None, str]:
     """The layout of a run.toml's model, or None and why it is not known here. OperatorError if no run should have the model.
 
     `allow_code`: the operator trusts the code that `model.factory` names. `told`: gets a line when it takes longer than
@@ -96,8 +74,7 @@ def layout_of_run(
     values = json.loads(out.splitlines()[-1])
     if "unknown" in values:
         return None, str(values["unknown"])
-    values |= {"layout_digest": bytes.fromhex(values["layout_digest"]), "notes": tuple(values["notes"])}
-    return PrintedLayout(**values), ""
+    return LayoutFacts(**values | {"notes": tuple(values["notes"])}), ""
 
 
 def _waited(child: subprocess.Popen[str], told: Callable[[str], None]) -> tuple[str, str]:

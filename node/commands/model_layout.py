@@ -11,9 +11,9 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from node.admission.consent import check_code
 from node.admission.fit import counted, sample_bytes, spec_of
@@ -26,6 +26,7 @@ from node.training.methods import form_of
 from protos import toml_file
 from protos.errors import OperatorError, SwarmentumError
 from protos.json_line import print_json
+from protos.layout_facts import LayoutFacts
 from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
 from protos.run_config import RunConfig
 
@@ -35,36 +36,6 @@ MEMORY_BYTES_MAX: Final = 4 << 30
 PARAMETERS_MAX: Final = SNAPSHOT_PIECES_MAX * SNAPSHOT_PIECE_BYTES // 4
 SECONDS_MAX: Final = 20.0
 """Of computing, for the count and for the dry run."""
-
-
-@dataclass(frozen=True)
-class LayoutFacts:
-    """`votes` and `payload_bytes`: of one payload, at the run's own group size or k; 32 bytes of digest as hex.
-
-    `state_bytes`: memory of a peer whatever its micro-batch; `sample_bytes`: activations of one sample; `disk_bytes`: on its
-    disk; `snapshot_bytes`: one snapshot; `copies_bytes`: main memory of the copies that are written to the disk.
-    `least_state_bytes`: with memory = small; `least_sample_bytes`: with activation checkpointing. `host_card_bytes` and
-    `host_main_bytes`: with memory = host, of one such sample at a time. None if they are not known before the model is built.
-    """
-
-    layout_digest: str
-    parameters: int
-    votes: int
-    payload_bytes: int
-    state_bytes: int | None = None
-    sample_bytes: int | None = None
-    disk_bytes: int | None = None
-    snapshot_bytes: int | None = None
-    copies_bytes: int | None = None
-    least_state_bytes: int | None = None
-    least_sample_bytes: int | None = None
-    host_card_bytes: int | None = None
-    host_main_bytes: int | None = None
-    untried: str = ""
-    """Why the dry run was not made, if it was not."""
-    notes: tuple[str, ...] = ()
-    reference: dict[str, Any] | None = None
-    """What peers compare theirs with: see `ReferenceLoss`."""
 
 
 class TookTooLongError(SwarmentumError):

@@ -15,10 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from node.donor.owner_settings import DEFAULT, GONE, KEYS, OFF, LiveSettings, expected, live_part, meaning, with_value
+from node.donor.owner_settings import DEFAULT, GONE, KEYS, LiveSettings, expected, live_part, meaning, with_value
 from protos import toml_file
 from protos.disk import write_bytes
 from protos.errors import OperatorError
+from protos.setting_layers import OFF
 
 KEPT_FILE = "set.toml"
 HEADING = """\

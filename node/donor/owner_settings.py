@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from node.donor.hours import parse
 from protos.example import allowed
 from protos.owner import name_of
+from protos.setting_layers import OFF
 
-OFF = "off"
 DEFAULT = "default"
 """`set KEY default` forgets what `set` kept, so that flags, environment and swarmentum.toml count again."""
 TEXT_CHARACTERS_MAX = 1000

@@ -24,7 +24,6 @@ from textual.widgets import Sparkline, Static
 from protos.signals import EXIT_INTERRUPTED
 
 STYLES = {"good": "#4ec96a", "wait": "#e5c454", "bad": "bold #ff6b6b", "": ""}
-LABEL_CELLS = 9
 
 
 class Heading(Widget):

@@ -119,18 +119,17 @@ def main() -> int:
     attacks = {n: a for n, a in all_attacks().items() if not options.only or n in options.only}
     results: list[Result] = []
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    with tempfile.TemporaryDirectory(prefix="swarmentum-attack-") as folder:
-        swarm = LocalSwarm(Path(folder), RUN, "--anchor")
-        try:
-            swarm.anchor()
-            for name in HONEST:
-                swarm.join(name)
-            swarm.wait_step("ada", 10)
-            for name, attack in attacks.items():
-                console.print(f"{name}: {attack.what} ...", highlight=False)
-                results.append(attacked(swarm, name, attack.what, options.seconds, options.calm))
-        finally:
-            swarm.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="swarmentum-attack-") as folder,
+        LocalSwarm(Path(folder), RUN, "--anchor") as swarm,
+    ):
+        swarm.anchor()
+        for name in HONEST:
+            swarm.join(name)
+        swarm.wait_step("ada", 10)
+        for name, attack in attacks.items():
+            console.print(f"{name}: {attack.what} ...", highlight=False)
+            results.append(attacked(swarm, name, attack.what, options.seconds, options.calm))
     console.print(table_of(results))
     return 0 if results and all(result.survived for result in results) else 1
 

@@ -101,8 +101,7 @@ def _size(count: int, options: argparse.Namespace) -> dict[str, Any]:
     model, parameters = model_of(count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        swarm = LocalSwarm(folder, run_toml(model, text_in(folder), options.every, len(PEERS)))
-        try:
+        with LocalSwarm(folder, run_toml(model, text_in(folder), options.every, len(PEERS))) as swarm:
             for peer in PEERS:
                 swarm.join(peer, environment={"SWARMENTUM_MEMORY": options.memory})
             last = (
@@ -114,8 +113,6 @@ def _size(count: int, options: argparse.Namespace) -> dict[str, Any]:
             row |= _memory_and_disk(swarm, parameters)
             if not options.no_join:
                 row |= _join(swarm, row["step_s_median"])
-        finally:
-            swarm.close()
     return row
 
 
@@ -211,14 +208,11 @@ def _tiny(steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = run_toml(TINY_MODEL.replace("64", "32", 1), text_in(folder), TINY_EVERY, len(TINY_PEERS))
-        swarm = LocalSwarm(folder, run)
-        try:
+        with LocalSwarm(folder, run) as swarm:
             for peer in TINY_PEERS:
                 swarm.join(peer)
             for peer in TINY_PEERS:
                 swarm.wait_step(peer, TINY_EVERY + steps, WAIT_SECONDS_MAX)
             times = times_of(swarm, TINY_PEERS[0])
-        finally:
-            swarm.close()
     seconds = times[TINY_EVERY + steps] - times[TINY_EVERY]
     return {"peers": len(TINY_PEERS), "steps": steps, "steps_per_second": round(steps / seconds, 2)}

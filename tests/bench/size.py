@@ -70,8 +70,7 @@ def _peak(mode: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
     """The larger peak of two peers that made some steps, snapshots and saved momenta; median seconds of a plain step."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        swarm = LocalSwarm(folder, loop.run_toml(model, loop.text_in(folder), options.every, len(loop.PEERS)))
-        try:
+        with LocalSwarm(folder, loop.run_toml(model, loop.text_in(folder), options.every, len(loop.PEERS))) as swarm:
             for peer in loop.PEERS:
                 swarm.join(peer, environment={"SWARMENTUM_MEMORY": mode})
             last = options.every * (options.snapshots + 1) - 1  # the momentum after the last snapshot is saved
@@ -81,8 +80,6 @@ def _peak(mode: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
             seconds = _plain_steps(swarm, options.every, last)
             left_out = sum(loop.left_out(swarm, peer) for peer in loop.PEERS)
             text = (folder / "run.toml").read_text()
-        finally:
-            swarm.close()
     return {"peak_bytes": max(peaks), "step_s": seconds, "snapshots_left_out": left_out, "run_toml": text}
 
 

@@ -80,19 +80,15 @@ class Swarm(LocalSwarm):
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     run = RUN.replace("SECONDS", str(options.seconds)).replace("PEERS", str(options.peers))
-    with tempfile.TemporaryDirectory(prefix="bench-web-") as folder:
-        swarm = Swarm(Path(folder), run)
-        try:
-            for number in range(options.peers):
-                swarm.join(f"peer{number}", "--owner", "ada")
-            url = str(wait_for("page", lambda: swarm.events("coordinator", READY))[-1]["url"])
-            wait_for("steps", lambda: decided(swarm, 45), 300)
-            if options.pictures is not None:
-                pictures(f"{url}#{swarm.invite.run_id.hex()}", options.pictures)
-                return {"pictures": str(options.pictures)}
-            return compared(options, swarm, url)
-        finally:
-            swarm.close()
+    with tempfile.TemporaryDirectory(prefix="bench-web-") as folder, Swarm(Path(folder), run) as swarm:
+        for number in range(options.peers):
+            swarm.join(f"peer{number}", "--owner", "ada")
+        url = str(wait_for("page", lambda: swarm.events("coordinator", READY))[-1]["url"])
+        wait_for("steps", lambda: decided(swarm, 45), 300)
+        if options.pictures is not None:
+            pictures(f"{url}#{swarm.invite.run_id.hex()}", options.pictures)
+            return {"pictures": str(options.pictures)}
+        return compared(options, swarm, url)
 
 
 def decided(swarm: Swarm, least: int) -> list[float]:

@@ -40,14 +40,11 @@ bootstrap = [BOOTSTRAP]
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        swarm = LocalSwarm(Path(folder), RUN)
-        try:
+        with LocalSwarm(Path(folder), RUN) as swarm:
             peer = swarm.join("ada", "--set", "archive=true")
             swarm.wait_step("ada", STEPS)
             peer.interrupt()
             assert peer.finish()[0] == 130
-        finally:
-            swarm.close()
         file = KEPT / f"{software_version()}.tar.gz"
         with tarfile.open(file, "w:gz") as archive:
             for name in ("coordinator", "ada"):

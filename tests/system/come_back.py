@@ -27,16 +27,13 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="swarmentum-back-") as name:
         folder = Path(name)
-        swarm = LocalSwarm(folder, run_toml(folder))
-        try:
+        with LocalSwarm(folder, run_toml(folder)) as swarm:
             for peer in PEERS:
                 swarm.join(peer)
             for peer in PEERS:
                 swarm.wait_step(peer, 30)
             for _ in range(options.times):
                 print(json.dumps(come_back(swarm)), flush=True)
-        finally:
-            swarm.close()
 
 
 def come_back(swarm: LocalSwarm) -> dict[str, float | int]:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from node.overlay import guard
 from protos.invite import Invite
@@ -132,6 +132,9 @@ class LocalSwarm:
 
     def _start(self, run_toml: str) -> None:
         folder = self.folder
+        if "DATA" in run_toml:
+            (folder / "text.txt").write_bytes(Path(os.__file__).read_bytes())
+            run_toml = run_toml.replace("DATA", str(folder / "text.txt"))
         relay = self.start("relay", "node", "relay", "--home", str(folder / "relay"), "--listen", f"{self.HOST}:0",
                            "--set", "reachability=auto", "--json")  # fmt: skip
         self.serve(port=0)
@@ -220,6 +223,12 @@ class LocalSwarm:
         assert code == 0
         return values
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         for process in reversed(self.processes.values()):
             if process.child.poll() is None:
@@ -230,6 +239,14 @@ class LocalSwarm:
             except subprocess.TimeoutExpired:
                 process.kill()
             process.close()
+
+
+def owner(swarm: LocalSwarm, name: str, command: str, *words: str, code: int = 0) -> dict[str, Any]:
+    """What an owner's command prints."""
+    process = swarm.start(f"{command}-{name}", "node", command, *words, "--home", str(swarm.folder / name), "--json")
+    found, values = process.finish()
+    assert found == code, process.log.read_text()[-2000:]
+    return values
 
 
 def digests_by_step(*peers: list[dict[str, Any]]) -> dict[int, set[str]]:

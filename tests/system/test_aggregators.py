@@ -39,11 +39,8 @@ PEERS = ("ada", "bob", "cid", "dan", "eve", "fay")
 
 @pytest.fixture
 def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalSwarm]:
-    swarm = LocalSwarm(tmp_path, RUN.replace("aggregators = 1", f"aggregators = {request.param}"), "--anchor")
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("aggregators = 1", f"aggregators = {request.param}"), "--anchor") as swarm:
         yield swarm
-    finally:
-        swarm.close()
 
 
 @pytest.mark.nightly

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,7 @@ bootstrap = [BOOTSTRAP]
 
 
 def test_the_last_peer_is_killed_and_the_run_goes_on_from_its_disk(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
-    try:
+    with LocalSwarm(tmp_path, RUN) as swarm:
         swarm.join("ada")
         swarm.wait_step("ada", 50)
         swarm.processes["ada"].kill()
@@ -44,17 +40,12 @@ def test_the_last_peer_is_killed_and_the_run_goes_on_from_its_disk(tmp_path: Pat
         assert all(len(digests) == 1 for digests in digests_by_step(steps).values()), "the replay gave other bits"
         assert not swarm.events("ada", "re-syncing")
         assert swarm.events("ada", "momentum taken up again")
-    finally:
-        swarm.close()
 
 
 @pytest.mark.long
 def test_a_peer_that_ends_because_nobody_answers_keeps_its_momentum(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    run = RUN.replace("DATA", str(text)).replace("snapshot_every = 20", "snapshot_every = 100000")
-    swarm = LocalSwarm(tmp_path, run)
-    try:
+    run = RUN.replace("snapshot_every = 20", "snapshot_every = 100000")
+    with LocalSwarm(tmp_path, run) as swarm:
         ada = swarm.join("ada", "--set", "patience_seconds=1")
         swarm.wait_step("ada", 5)
         saved = tmp_path / "ada" / "runs" / swarm.invite.run_id.hex()[:16] / "private.pt"
@@ -67,5 +58,3 @@ def test_a_peer_that_ends_because_nobody_answers_keeps_its_momentum(tmp_path: Pa
         swarm.join("ada")
         swarm.wait_step("ada", swarm.last_step("ada") + 3)
         assert swarm.events("ada", "momentum taken up again")
-    finally:
-        swarm.close()

@@ -33,11 +33,8 @@ bootstrap = [BOOTSTRAP]
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    swarm = LocalSwarm(tmp_path, RUN, "--anchor")
-    try:
+    with LocalSwarm(tmp_path, RUN, "--anchor") as swarm:
         yield swarm
-    finally:
-        swarm.close()
 
 
 @pytest.mark.nightly

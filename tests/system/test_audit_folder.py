@@ -64,8 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(place / "web")))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     text = RUN.replace("URL", f"http://127.0.0.1:{server.server_port}").replace("HASH", built.sha256)
-    swarm = LocalSwarm(place, text)
-    try:
+    with LocalSwarm(place, text) as swarm:
         assert swarm.join("ada", "--data", str(own)).finish(200)[0] == 0
         made = CliRunner().invoke(
             command.app, ["audit-folder", swarm.link, str(place / "out"), "--allow-data", "--json"]
@@ -74,8 +73,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
         told = json.loads(made.stdout.splitlines()[-1])
         assert (told["run"], told["steps"]) == (swarm.invite.run_id.hex(), STEPS)
         assert [name.rsplit("/")[-1] for name in told["not_had"]] == ["gone"]
-    finally:
-        swarm.close()
         server.shutdown()
         server.server_close()
     return place / "out", (place / "web" / "set" / "manifest.json").read_bytes()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import wait_for
+from tests.system.local_swarm import owner, wait_for
 from tests.system.netns import Internet, NotHereError
 from tests.system.spread_swarm import SpreadSwarm, places_of
 
@@ -51,27 +49,15 @@ class CappedSwarm(SpreadSwarm):
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[SpreadSwarm]:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
     try:
         internet = Internet(places_of(NAMES), {})
     except NotHereError as error:
         pytest.skip(str(error))
     try:
-        swarm = CappedSwarm(tmp_path, RUN.replace("DATA", str(text)), internet)
-        try:
+        with CappedSwarm(tmp_path, RUN, internet) as swarm:
             yield swarm
-        finally:
-            swarm.close()
     finally:
         internet.close()
-
-
-def owner(swarm: SpreadSwarm, name: str, command: str, *words: str) -> dict[str, Any]:
-    process = swarm.start(f"{command}-{name}", "node", command, *words, "--home", str(swarm.folder / name), "--json")
-    code, values = process.finish()
-    assert code == 0, process.log.read_text()[-2000:]
-    return values
 
 
 def rate(swarm: SpreadSwarm, seconds: float) -> float:

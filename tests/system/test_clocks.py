@@ -42,11 +42,8 @@ class WrongClocks(LocalSwarm):
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[WrongClocks]:
-    made = WrongClocks(tmp_path, run_toml(tmp_path))
-    try:
+    with WrongClocks(tmp_path, run_toml(tmp_path)) as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_clocks_that_are_off_and_jump_cost_no_step_and_no_vote(swarm: WrongClocks) -> None:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, owner, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 RUN = f"""
@@ -32,21 +31,8 @@ bootstrap = [BOOTSTRAP]
 
 @pytest.fixture
 def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalSwarm]:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)).replace("= 6\n", f"= {getattr(request, 'param', 6)}\n"))
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("= 6\n", f"= {getattr(request, 'param', 6)}\n")) as swarm:
         yield swarm
-    finally:
-        swarm.close()
-
-
-def owner(swarm: LocalSwarm, name: str, command: str, *words: str, code: int = 0) -> dict[str, Any]:
-    """What an owner's command prints."""
-    process = swarm.start(f"{command}-{name}", "node", command, *words, "--home", str(swarm.folder / name), "--json")
-    found, values = process.finish()
-    assert found == code, process.log.read_text()[-2000:]
-    return values
 
 
 @pytest.mark.long

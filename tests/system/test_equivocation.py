@@ -7,7 +7,6 @@ Half of the swarm follows one, half the other.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,13 +38,8 @@ bootstrap = [BOOTSTRAP]
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
-    try:
+    with LocalSwarm(tmp_path, RUN) as swarm:
         yield swarm
-    finally:
-        swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 

@@ -35,8 +35,7 @@ bootstrap = [BOOTSTRAP]
 def test_a_run_s_model_is_had_while_it_goes_on(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(Path(json.__file__).read_bytes())
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("DATA", str(text))) as swarm:
         swarm.join("ada", "--allow-data")
         swarm.wait_step("ada", 25)
         folder = tmp_path / "model"
@@ -59,6 +58,4 @@ def test_a_run_s_model_is_had_while_it_goes_on(tmp_path: Path) -> None:
         from transformers import AutoModelForCausalLM
 
         assert sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()) > 50_000
-    finally:
-        swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"

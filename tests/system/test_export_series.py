@@ -44,8 +44,7 @@ def places(folder: Path) -> tuple[str, ...]:
 
 @pytest.mark.nightly
 def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path: Path, hub: Hub) -> None:
-    swarm = LocalSwarm(tmp_path, RUN.replace("STEPS", "70"))
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("STEPS", "70")) as swarm:
         folder = tmp_path / "models"
         series = ("export", swarm.link, str(folder), "--every", "20", "--keep", "2", "--push-to-hub", "ada/series")
         copier = swarm.start("copier", "node", *series, *places(tmp_path), environment=hub.environment(tmp_path))
@@ -70,14 +69,11 @@ def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path:
         files = repo.commits[-1][1]
         assert files["model.safetensors"] == (folder / "step-000000070" / "model.safetensors").read_bytes()
         assert all(line["accepted"] for line in swarm.steps("ada")), "the copies cost the run a step"
-    finally:
-        swarm.close()
 
 
 @pytest.mark.nightly
 def test_the_model_of_now_goes_to_a_hub_with_its_ledger(tmp_path: Path, hub: Hub) -> None:
-    swarm = LocalSwarm(tmp_path, RUN.replace("STEPS", "100000"))
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("STEPS", "100000")) as swarm:
         swarm.join("ada")
         swarm.wait_step("ada", 11)
         environment = hub.environment(tmp_path)
@@ -99,16 +95,11 @@ def test_the_model_of_now_goes_to_a_hub_with_its_ledger(tmp_path: Path, hub: Hub
         ledger = card.partition("## Who trained it")[2]
         assert "1 identities, 0 exclusions" in ledger
         assert "| 12D3KooW" in ledger.replace("`", "")
-    finally:
-        swarm.close()
 
 
 def test_a_distance_at_which_nothing_is_agreed_is_refused(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, RUN.replace("STEPS", "100000"))
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("STEPS", "100000")) as swarm:
         series = ("export", swarm.link, str(tmp_path / "models"), "--every", "15", *places(tmp_path))
         copier = swarm.start("copier", "node", *series)
         assert copier.finish(60)[0] == 2
         assert "--every 15: this run agrees on its state every 10 steps" in copier.log.read_text()
-    finally:
-        swarm.close()

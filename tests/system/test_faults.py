@@ -55,15 +55,12 @@ def run_toml(folder: Path, *, steps: int = MANY, min_peers: int = 2, strict: boo
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
     folder = tmp_path_factory.mktemp("faults")
-    made = LocalSwarm(folder, run_toml(folder))
-    try:
+    with LocalSwarm(folder, run_toml(folder)) as made:
         for name in ("ada", "bob"):
             made.join(name)
         for name in ("ada", "bob"):
             made.wait_step(name, 6)
         yield made
-    finally:
-        made.close()
     assert processes_with(str(folder)) == [], "something was left running"
 
 
@@ -305,8 +302,7 @@ def test_one_peer_alone_stopped_and_resumed_ends_like_one_that_never_stopped(tmp
     for name, stops in (("whole", ()), ("stopped", (4, 11))):
         folder = tmp_path / name
         folder.mkdir()
-        swarm = LocalSwarm(folder, run_toml(folder, steps=18, min_peers=1, strict=True))
-        try:
+        with LocalSwarm(folder, run_toml(folder, steps=18, min_peers=1, strict=True)) as swarm:
             for step in stops:
                 process = swarm.join("ada")
                 swarm.wait_step("ada", step)
@@ -316,15 +312,12 @@ def test_one_peer_alone_stopped_and_resumed_ends_like_one_that_never_stopped(tmp
             assert code == 0
             assert [line["step"] for line in swarm.steps("ada")][-1] == 18
             digests.append(summary["digest"])
-        finally:
-            swarm.close()
     assert digests[0] == digests[1], "stopping and going on changed the weights"
 
 
 @pytest.mark.nightly
 def test_killed_while_exporting_it_exports_when_it_comes_back(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, run_toml(tmp_path, steps=12, min_peers=2))
-    try:
+    with LocalSwarm(tmp_path, run_toml(tmp_path, steps=12, min_peers=2)) as swarm:
         swarm.join("bob")
         ada = swarm.join("ada", "--export", str(tmp_path / "model"))
         wait_for("export that has begun", lambda: list(tmp_path.glob(".model.new-*")))
@@ -336,5 +329,3 @@ def test_killed_while_exporting_it_exports_when_it_comes_back(tmp_path: Path) ->
         assert (tmp_path / "model" / "model.safetensors").is_file()
         assert swarm.steps("bob")[-1]["step"] == 12
         all_equal(swarm, "ada", "bob")
-    finally:
-        swarm.close()

@@ -63,11 +63,8 @@ class AllowsCode(LocalSwarm):
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    swarm = LocalSwarm(tmp_path, RUN, "--anchor")
-    try:
+    with LocalSwarm(tmp_path, RUN, "--anchor") as swarm:
         yield swarm
-    finally:
-        swarm.close()
 
 
 @pytest.mark.long
@@ -129,8 +126,7 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
 
 @pytest.mark.nightly
 def test_a_run_of_nan_names_the_command_that_goes_back_and_the_command_works(tmp_path: Path) -> None:
-    swarm = AllowsCode(tmp_path, DIVERGES, "--anchor")
-    try:
+    with AllowsCode(tmp_path, DIVERGES, "--anchor") as swarm:
         anchor, ada = swarm.anchor(), swarm.join("ada")
         pattern = r"swarmentum-coordinator (run fork [0-9a-f]{16} --from-step \d+ optimizer\.lr=\S+)"
         found = wait_for("the way back", lambda: re.search(pattern, swarm.status()["reason"]))
@@ -142,8 +138,6 @@ def test_a_run_of_nan_names_the_command_that_goes_back_and_the_command_works(tmp
         anchor, ada = swarm.anchor(), swarm.join("ada")
         swarm.wait_step("ada", 3)
         assert all(len(digests) == 1 for digests in digests_by_step(swarm.steps("ada"), swarm.steps("anchor")).values())
-    finally:
-        swarm.close()
 
 
 def _go_over(swarm: LocalSwarm, created: dict[str, object]) -> None:

@@ -32,8 +32,7 @@ def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> Non
     flags = ("--no-layout", "--anchor") if anchor else ("--no-layout",)
     with small_disk(tmp_path / "disk", 160 << 20) as disk:
         (tmp_path / "swarm").mkdir()
-        swarm = LocalSwarm(tmp_path / "swarm", RUN, *flags)
-        try:
+        with LocalSwarm(tmp_path / "swarm", RUN, *flags) as swarm:
             name = "anchor" if anchor else "ada"
             (swarm.folder / name).symlink_to(disk)
             swarm.join("bob", environment={"SWARMENTUM_MEMORY": "small"})  # unlike states of their own, equal replicas
@@ -64,5 +63,3 @@ def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> Non
             assert "Traceback" not in (swarm.folder / f"{name}.log").read_text()
             found = digests_by_step(*(swarm.steps(each) for each in ("bob", "cid", name)))
             assert all(len(digests) == 1 for digests in found.values())
-        finally:
-            swarm.close()

@@ -5,7 +5,6 @@ It is strict: it waits for a peer that was killed, until the operator excludes i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,16 +69,11 @@ class Invited(LocalSwarm):
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[Invited]:
     """With one peer, Ada, who has used up the only ticket."""
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = Invited(tmp_path, RUN.replace("DATA", str(text)))
-    try:
+    with Invited(tmp_path, RUN) as swarm:
         swarm.link = swarm.operator("create", "invited", "--uses", "1", "--expires", "1h", "--label", "lab")["invite"]
         swarm.join("ada")
         swarm.wait_step("ada", 5)
         yield swarm
-    finally:
-        swarm.close()
 
 
 @pytest.mark.long

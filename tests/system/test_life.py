@@ -10,7 +10,6 @@ import os
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -51,10 +50,7 @@ PEERS = ("ada", "bob", "cyd")
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
     folder = tmp_path_factory.mktemp("life")
-    text = folder / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = LocalSwarm(folder, RUN.replace("DATA", str(text)))
-    try:
+    with LocalSwarm(folder, RUN) as swarm:
         # unlike machines: other vote sizes, other precision of the forward pass, other thread counts
         swarm.join("ada", "--set", "metrics_listen=127.0.0.1:0", "--set", "vote_size=128", "--set", "archive=true")
         swarm.join("bob", "--set", "vote_size=16", "--set", "precision=bf16")
@@ -62,8 +58,6 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
         for name in PEERS:
             swarm.wait_step(name, 10)
         yield swarm
-    finally:
-        swarm.close()
     assert processes_with(str(folder)) == [], "something was left running"
 
 

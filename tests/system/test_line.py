@@ -31,8 +31,7 @@ def place(swarm: LocalSwarm, name: str) -> int:
 
 @pytest.mark.nightly
 def test_first_come_first_served(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, RUN)
-    try:
+    with LocalSwarm(tmp_path, RUN) as swarm:
         swarm.join("ada")
         dan = swarm.join("dan")
         for name in ("ada", "dan"):
@@ -55,5 +54,3 @@ def test_first_come_first_served(tmp_path: Path) -> None:
         assert swarm.steps("cay") == [], "cay came after bob"
         status = swarm.start("status", "node", "status", swarm.link, "--json")
         assert status.finish()[1]["in_line"] == 1
-    finally:
-        swarm.close()

@@ -35,8 +35,7 @@ bootstrap = [BOOTSTRAP]
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, list[str]]:
     """The file of a run that one peer finished, the run id, and the identities of its ledger."""
     folder = tmp_path_factory.mktemp("log")
-    swarm = LocalSwarm(folder, RUN)
-    try:
+    with LocalSwarm(folder, RUN) as swarm:
         assert swarm.join("ada").finish(200)[0] == 0
         file = folder / "run.log"
         done = CliRunner().invoke(command.app, ["export-log", swarm.link, str(file), "--json"])
@@ -46,8 +45,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, list
         with pytest.raises(OperatorError, match="exists already"):
             export_log(swarm.invite, file)
         live = of(swarm.link)
-    finally:
-        swarm.close()
     return file, live.run_id, [account.id for account in live.accounts]
 
 

@@ -18,8 +18,7 @@ STEPS_LOST = 12
 @pytest.mark.long
 @pytest.mark.nightly
 def test_peers_give_a_coordinator_back_what_its_journal_lost(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, run_toml(tmp_path))
-    try:
+    with LocalSwarm(tmp_path, run_toml(tmp_path)) as swarm:
         for name in ("ada", "bob"):
             swarm.join(name)
         for name in ("ada", "bob"):
@@ -45,8 +44,6 @@ def test_peers_give_a_coordinator_back_what_its_journal_lost(tmp_path: Path) -> 
         assert not [step for step, digests in written.items() if len(digests) > 1], "replicas differ"
         for name in ("ada", "bob", "cleo"):
             assert swarm.processes[name].child.poll() is None, f"{name} ended"
-    finally:
-        swarm.close()
 
 
 def lose_the_end(journal: Path, steps: int, known: int) -> tuple[int, list[bytes]]:

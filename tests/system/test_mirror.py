@@ -37,8 +37,7 @@ bootstrap = [BOOTSTRAP]
 
 def test_a_joiner_gets_the_model_from_a_mirror_when_all_are_gone(tmp_path: Path) -> None:
     mirror = WebFolder(tmp_path / "mirror")
-    swarm = LocalSwarm(tmp_path, RUN.replace("MIRROR", mirror.url), "--anchor")
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("MIRROR", mirror.url), "--anchor") as swarm:
         anchor = swarm.anchor(flags=("--mirror", str(mirror.folder)))
         peers = [swarm.join("ada"), swarm.join("bob")]
         for peer in peers:
@@ -63,6 +62,4 @@ def test_a_joiner_gets_the_model_from_a_mirror_when_all_are_gone(tmp_path: Path)
         assert values["step"] == 20
         assert all(len(digests) == 1 for digests in told.values())
         assert {values["digest"]} == told[20]
-    finally:
-        swarm.close()
         mirror.close()

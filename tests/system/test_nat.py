@@ -182,8 +182,7 @@ def trained_together(swarm: NatSwarm, names: tuple[str, ...], *, from_now: bool 
 @pytest.mark.long
 def test_the_doctor_asks_a_home_for_nothing_that_join_does_not_need(internet: Internet, tmp_path: Path) -> None:
     """It told a home to forward a port or to name a relay; the same home then joined without a flag."""
-    swarm = NatSwarm(tmp_path, internet, min_peers=1)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=1) as swarm:
         home = ("--home", str(swarm.folder / "home1"), "--listen", f"0.0.0.0:{PEER_PORT}", "--threads", "1")
         doctor = swarm.start("home1", "node", "doctor", swarm.link, *home, "--json")
         code, values = doctor.finish(150)
@@ -198,8 +197,6 @@ def test_the_doctor_asks_a_home_for_nothing_that_join_does_not_need(internet: In
         if "relays" in rows["reachability"]["text"]:
             assert "takes one of 1 relays by itself" in rows["reachability"]["text"]
         leaves_cleanly(swarm, ("home1",))
-    finally:
-        swarm.close()
 
 
 def leaves_cleanly(swarm: NatSwarm, names: tuple[str, ...]) -> None:
@@ -212,8 +209,7 @@ def leaves_cleanly(swarm: NatSwarm, names: tuple[str, ...]) -> None:
 
 @pytest.mark.nightly
 def test_two_homes_behind_nats_and_a_public_peer_train_together(internet: Internet, tmp_path: Path) -> None:
-    swarm = NatSwarm(tmp_path, internet, min_peers=3)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=3) as swarm:
         # The homes are there first, so that the public peer finds them and not they it: it can reach them by the relay only.
         for home in HOMES:
             swarm.join_plainly(home)
@@ -235,15 +231,12 @@ def test_two_homes_behind_nats_and_a_public_peer_train_together(internet: Intern
         assert ways <= {"direct", "relayed"}, "the homes are not connected"
         print(f"the homes' connection is {'relayed' if 'relayed' in ways else 'punched'}")
         leaves_cleanly(swarm, PEERS)
-    finally:
-        swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 
 @pytest.mark.long
 def test_two_homes_need_no_relay_of_the_operator_if_a_peer_is_public(internet: Internet, tmp_path: Path) -> None:
-    swarm = NatSwarm(tmp_path, internet, min_peers=3, relay=False)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=3, relay=False) as swarm:
         swarm.join_plainly(PUBLIC_PEER)
         wait_for("the public peer in the run", lambda: swarm.events(PUBLIC_PEER, "waiting"))
         for home in HOMES:
@@ -263,15 +256,12 @@ def test_two_homes_need_no_relay_of_the_operator_if_a_peer_is_public(internet: I
 
         wait_for("status of the homes", lambda: relayed() == {PUBLIC_PEER: False, "home1": True, "home2": True})
         leaves_cleanly(swarm, PEERS)
-    finally:
-        swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 
 @pytest.mark.nightly
 def test_two_homes_punch_through_their_routers_if_enough_others_see_them(internet: Internet, tmp_path: Path) -> None:
-    swarm = NatSwarm(tmp_path, internet, min_peers=3, more_relays=tuple(OBSERVERS))
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=3, more_relays=tuple(OBSERVERS)) as swarm:
         for name in PEERS:
             swarm.join_plainly(name)
         trained_together(swarm, PEERS)
@@ -281,8 +271,6 @@ def test_two_homes_punch_through_their_routers_if_enough_others_see_them(interne
         wait_for("direct way", lambda: {swarm.way("home1", "home2"), swarm.way("home2", "home1")} == {"direct"}, 120)
         trained_together(swarm, PEERS, from_now=True)
         leaves_cleanly(swarm, PEERS)
-    finally:
-        swarm.close()
 
 
 @pytest.mark.nightly
@@ -290,8 +278,7 @@ def test_routers_that_cannot_be_punched_or_block_udp_cost_nobody_a_place(interne
     """One home is behind an endpoint-dependent ("symmetric") NAT, the other one behind a router without UDP."""
     internet.symmetric("home1")
     internet.block_udp("home2")
-    swarm = NatSwarm(tmp_path, internet, min_peers=3)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=3) as swarm:
         for name in PEERS:
             swarm.join_plainly(name)
         trained_together(swarm, PEERS)
@@ -299,16 +286,13 @@ def test_routers_that_cannot_be_punched_or_block_udp_cost_nobody_a_place(interne
             assert swarm.found(home)["reachable"] == "private"
         wait_for("connection of the homes", lambda: swarm.way("home1", "home2") == "relayed")
         leaves_cleanly(swarm, PEERS)
-    finally:
-        swarm.close()
         internet.symmetric("home1", on=False)
         internet.block_udp("home2", on=False)
 
 
 @pytest.mark.nightly
 def test_another_relay_is_taken_when_the_only_one_dies(internet: Internet, tmp_path: Path) -> None:
-    swarm = NatSwarm(tmp_path, internet, min_peers=3)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=3) as swarm:
         for home in HOMES:
             swarm.join_plainly(home)
         for home in HOMES:
@@ -323,30 +307,24 @@ def test_another_relay_is_taken_when_the_only_one_dies(internet: Internet, tmp_p
             wait_for(f"another relay of {home}", lambda home=home: swarm.found(home)["relays"] == taken, 90)  # type: ignore[misc]
         trained_together(swarm, PEERS, from_now=True)
         leaves_cleanly(swarm, PEERS)
-    finally:
-        swarm.close()
 
 
 @pytest.mark.nightly
 def test_a_home_whose_public_address_changes_goes_on(internet: Internet, tmp_path: Path) -> None:
-    swarm = NatSwarm(tmp_path, internet, min_peers=3)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=3) as swarm:
         for name in PEERS:
             swarm.join_plainly(name)
         trained_together(swarm, PEERS)
         internet.move("home1", "11.2.0.9")
         trained_together(swarm, PEERS, from_now=True)
         leaves_cleanly(swarm, PEERS)
-    finally:
-        swarm.close()
         internet.move("home1", PUBLIC[HOMES["home1"]])
 
 
 @pytest.mark.nightly
 def test_a_home_behind_two_routers_takes_part(internet: Internet, tmp_path: Path) -> None:
     internet.double("home1")
-    swarm = NatSwarm(tmp_path, internet, min_peers=3, relay=False)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=3, relay=False) as swarm:
         for name in PEERS:
             swarm.join_plainly(name)
         trained_together(swarm, PEERS)
@@ -354,8 +332,6 @@ def test_a_home_behind_two_routers_takes_part(internet: Internet, tmp_path: Path
             swarm.wait_relay(home, PUBLIC_PEER)
         wait_for("connection of the homes", lambda: swarm.way("home1", "home2"))
         leaves_cleanly(swarm, PEERS)
-    finally:
-        swarm.close()
         internet.double("home1", on=False)
 
 
@@ -366,8 +342,7 @@ def test_peers_with_ipv4_alone_and_with_ipv6_alone_are_in_one_run(internet: Inte
     internet.ipv6()
     internet.family("home1", ipv4=True, ipv6=False)
     internet.family("home2", ipv4=False, ipv6=True)
-    swarm = NatSwarm(tmp_path, internet, min_peers=3, relay=False, ipv6=True)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=3, relay=False, ipv6=True) as swarm:
         for name in PEERS:
             swarm.join_plainly(name)
         trained_together(swarm, PEERS)
@@ -376,8 +351,6 @@ def test_peers_with_ipv4_alone_and_with_ipv6_alone_are_in_one_run(internet: Inte
             wait_for(f"direct connection of {home}", lambda home=home: swarm.way(home, PUBLIC_PEER) == "direct")  # type: ignore[misc]
         wait_for("connection of the homes", lambda: swarm.way("home1", "home2") == "relayed")
         leaves_cleanly(swarm, PEERS)
-    finally:
-        swarm.close()
         internet.only_ipv4()
         for home in HOMES:
             internet.family(home, ipv4=True, ipv6=False)
@@ -388,23 +361,19 @@ def test_homes_with_ordinary_lines_take_part(internet: Internet, tmp_path: Path)
     """20 Mbit/s down and 5 Mbit/s up, for both homes."""
     for nat in HOMES.values():
         internet.shape(nat, *LINE_KBIT)
-    swarm = NatSwarm(tmp_path, internet, min_peers=3)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=3) as swarm:
         for name in PEERS:
             swarm.join_plainly(name)
         trained_together(swarm, PEERS)
         assert all(internet.limits(nat) == (1000 * LINE_KBIT[0], 1000 * LINE_KBIT[1]) for nat in HOMES.values())
         leaves_cleanly(swarm, PEERS)
-    finally:
-        swarm.close()
         for nat in HOMES.values():
             internet.shape(nat, 0)
 
 
 @pytest.mark.long
 def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet, tmp_path: Path) -> None:
-    swarm = NatSwarm(tmp_path, internet, min_peers=2)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=2) as swarm:
         for home in HOMES:
             swarm.join_from(home, "tcp")
         for home in HOMES:
@@ -412,24 +381,19 @@ def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet
         trained_together(swarm, tuple(HOMES))
         wait_for("connection of the homes", lambda: swarm.way("home1", "home2"), 30)
         leaves_cleanly(swarm, tuple(HOMES))
-    finally:
-        swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 
 @pytest.mark.nightly
 def test_a_relay_keeps_to_what_its_owner_gives(internet: Internet, tmp_path: Path) -> None:
     """p2pd counts what it relays. Once that is more than the bucket holds, the relay takes nobody any more."""
-    swarm = NatSwarm(tmp_path, internet, min_peers=2, relay_flags=("--set", "relay_mbit=0.02"))
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=2, relay_flags=("--set", "relay_mbit=0.02")) as swarm:
         for home in HOMES:
             swarm.join_from(home, "tcp", "--set", "vote_size=8")
         for home in HOMES:
             swarm.wait_step(home, 1)
         [said] = wait_for("the end of relaying", lambda: swarm.events("relay", "relaying no more for now"), 150)
         assert said["relayed"] >= 300 * 0.02e6 / 8
-    finally:
-        swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 
@@ -442,8 +406,7 @@ def test_votes_follow_the_uplink(internet: Internet, tmp_path: Path) -> None:
     assert "hidden_size = 256" in wide
     assert "intermediate_size = 512" in wide
     internet.shape("nat1", 1000)
-    swarm = NatSwarm(tmp_path, internet, min_peers=2, run=wide)
-    try:
+    with NatSwarm(tmp_path, internet, min_peers=2, run=wide) as swarm:
         swarm.join_from("home1", "quic-v1", "--set", "vote_size=25%")
         listen = ("--listen", f"{PUBLIC['pub']}:{PEER_PORT}", "--set", "reachability=public")
         swarm.join(PUBLIC_PEER, *listen, "--set", "vote_size=500%")
@@ -456,7 +419,5 @@ def test_votes_follow_the_uplink(internet: Internet, tmp_path: Path) -> None:
         wait_for("large votes of the public peer", lambda: size(PUBLIC_PEER) in {8, 16})
         trained_together(swarm, (PUBLIC_PEER, "home1"))
         leaves_cleanly(swarm, (PUBLIC_PEER, "home1"))
-    finally:
-        swarm.close()
         internet.shape("nat1", 0)
     assert processes_with(str(tmp_path)) == [], "something was left running"

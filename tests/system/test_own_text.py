@@ -31,8 +31,7 @@ def test_peers_with_other_texts_train_one_model(tmp_path: Path) -> None:
     texts = {"ada": Path(json.__file__).read_text(), "ben": "a page of a diary\n" * 500}
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
-    swarm = LocalSwarm(tmp_path, RUN)
-    try:
+    with LocalSwarm(tmp_path, RUN) as swarm:
         code, _ = swarm.join("cid").finish(60)  # also with allow_data, which these tests set
         assert code == 2
         assert "each peer brings its own" in swarm.processes["cid"].log.read_text()
@@ -43,5 +42,3 @@ def test_peers_with_other_texts_train_one_model(tmp_path: Path) -> None:
             assert (code, summary["step"]) == (0, STEPS)
         assert all(len(found) == 1 for found in digests_by_step(swarm.steps("ada"), swarm.steps("ben")).values())
         assert all(sum(line["accepted"] for line in swarm.steps(name)) > STEPS // 2 for name in texts)
-    finally:
-        swarm.close()

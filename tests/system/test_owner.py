@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, owner, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 PEERS = ("ada", "bob", "eve")
@@ -32,22 +30,8 @@ bootstrap = [BOOTSTRAP]
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
-    try:
+    with LocalSwarm(tmp_path, RUN) as swarm:
         yield swarm
-    finally:
-        swarm.close()
-
-
-def owner(swarm: LocalSwarm, command: str, name: str, *flags: str) -> dict[str, Any]:
-    """What an owner's command prints."""
-    code, values = swarm.start(
-        f"{command}-{name}", "node", command, "--home", str(swarm.folder / name), "--json", *flags
-    ).finish()
-    assert code == 0
-    return values
 
 
 @pytest.mark.nightly
@@ -56,42 +40,42 @@ def test_a_paused_peer_costs_the_others_no_step_and_comes_back(swarm: LocalSwarm
         swarm.join(name)
     for name in PEERS:
         swarm.wait_step(name, 5)
-    told = owner(swarm, "me", "eve", "--steps", "100")
+    told = owner(swarm, "eve", "me", "--steps", "100")
     assert {"accepted"} & {fate["outcome"] for fate in told["last"]}
     assert told["votes_accepted"] > 0
     own = sum(fate["samples"] for fate in told["last"] if fate["outcome"] == "accepted")
     assert told["share"] == pytest.approx(own / sum(fate["all_samples"] for fate in told["last"]))
     assert 0.0 < told["share"] < 1.0
 
-    owner(swarm, "pause", "eve")
+    owner(swarm, "eve", "pause")
     wait_for("pause of eve", lambda: swarm.events("eve", "paused by its owner"))
     paused_at = swarm.last_step("eve") + 2  # the step that was open may still have its votes
     swarm.wait_step("ada", paused_at + 20)
     swarm.wait_step("eve", paused_at + 20)
     alone = [line for line in swarm.steps("ada") if paused_at < line["step"] <= paused_at + 20]
     assert {line["peers"] for line in alone} == {2}, "it votes though it is paused, or the others do not"
-    told = owner(swarm, "me", "eve")
+    told = owner(swarm, "eve", "me")
     assert told["paused"]
     assert told["last"][0]["outcome"] == "paused"
     peer = next(peer for peer in swarm.status()["peers"] if peer["id"] == told["id"])
     assert peer["paused"]
 
-    owner(swarm, "resume", "eve")
+    owner(swarm, "eve", "resume")
     back = wait_for(
         "votes of eve", lambda: [s for s in swarm.steps("eve") if s["step"] > paused_at + 20 and s["accepted"]]
     )
     assert back
-    owner(swarm, "pause", "eve", "--for", "2s")
+    owner(swarm, "eve", "pause", "--for", "2s")
     wait_for("the end of the second pause", lambda: len(swarm.events("eve", "goes on")) >= 2)
     wait_for("votes of eve", lambda: swarm.steps("eve")[-1]["accepted"])
 
-    owner(swarm, "finish", "eve")
+    owner(swarm, "eve", "finish")
     code, summary = swarm.processes["eve"].finish()
     assert code == 0
     assert summary["votes_accepted"] > told["votes_accepted"]
     at = swarm.last_step("ada")
     swarm.wait_step("ada", at + 5)
-    owner(swarm, "leave", "bob")
+    owner(swarm, "bob", "leave")
     assert swarm.processes["bob"].finish()[0] == 0
     digests = digests_by_step(*(swarm.steps(name) for name in PEERS))
     assert all(len(found) == 1 for found in digests.values())
@@ -116,7 +100,7 @@ def test_a_daemon_that_is_killed_starts_again_and_the_peer_votes_on(swarm: Local
     assert accepted
     [group] = swarm.status()["owners"]
     assert (group["name"], group["standing"], len(group["peers"])) == ("one person", "claimed", 3)
-    owner(swarm, "set", "eve", "owner", "Eve")
+    owner(swarm, "eve", "set", "owner", "Eve")
     wait_for("another name", lambda: len(swarm.status()["owners"]) == 2)
     digests = digests_by_step(*(swarm.steps(name) for name in PEERS))
     assert all(len(found) == 1 for found in digests.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 @pytest.mark.nightly
 def test_peers_of_different_k_stay_equal_and_a_late_one_joins(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
     settings = 'method = "paper"\nchunk = 32\ntop_k = 16\nbeta = 0.95\n'
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)).replace("METHOD", settings))
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("METHOD", settings)) as swarm:
         swarm.join("ada")
         swarm.join("bob", "--set", "vote_size=64")
         swarm.wait_step("ada", 20)
@@ -37,6 +33,4 @@ def test_peers_of_different_k_stay_equal_and_a_late_one_joins(tmp_path: Path) ->
             swarm.processes[name].interrupt()
             code, summary = swarm.processes[name].finish(30)
             assert (code, summary["resyncs"]) == (130, 0)
-    finally:
-        swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"

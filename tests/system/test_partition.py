@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,14 +40,9 @@ def swarm(tmp_path: Path) -> Iterator[SpreadSwarm]:
         internet = Internet(places_of((*NEAR, *FAR)), homes={})
     except NotHereError as why:
         pytest.skip(f"no network namespaces here: {why}")
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
     try:
-        swarm = SpreadSwarm(tmp_path, RUN.replace("DATA", str(text)), internet)
-        try:
+        with SpreadSwarm(tmp_path, RUN, internet) as swarm:
             yield swarm
-        finally:
-            swarm.close()
     finally:
         internet.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"

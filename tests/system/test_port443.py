@@ -193,41 +193,33 @@ def walls(internet: Internet) -> Iterator[None]:
 def test_networks_with_port_443_alone_and_with_a_proxy_alone(
     internet: Internet, tmp_path: Path, order: tuple[str, ...]
 ) -> None:
-    with walls(internet), proxied(tmp_path, internet) as surroundings:
-        swarm = Port443Swarm(tmp_path, internet, surroundings)
-        try:
-            for batch in (order[:2], order[2:]):
-                for name in batch:
-                    swarm.join_plainly(name)
-                for name in batch:
-                    wait_for(f"{name} in the run", lambda name=name: swarm.events(name, "connections"), 120)  # type: ignore[misc]
-            trained_together(swarm, PEERS)
-            for home in HOMES:
-                swarm.wait_relay(home, "relay")
-                assert swarm.found(home)["seen_at"] == [PUBLIC[HOMES[home]]], "the relay sees the address of nginx"
-            at = f"{HOME_ROUTER}:{PROXY_PORT}"
-            [called] = swarm.events(PROXIED, "the coordinator is called through the HTTP proxy")
-            assert (called["at"], called["proxy"]) == (f"{PUBLIC['pub']}:443", at)
-            [told] = swarm.events(PROXIED, "these peers are reached through the HTTP proxy")
-            assert (told["addresses"], told["proxy"]) == (swarm.bootstrap, at)
-            assert PASSWORD not in (swarm.folder / f"{PROXIED}.log").read_text()
-            leaves_cleanly(swarm, PEERS)
-        finally:
-            swarm.close()
+    with walls(internet), proxied(tmp_path, internet) as around, Port443Swarm(tmp_path, internet, around) as swarm:
+        for batch in (order[:2], order[2:]):
+            for name in batch:
+                swarm.join_plainly(name)
+            for name in batch:
+                wait_for(f"{name} in the run", lambda name=name: swarm.events(name, "connections"), 120)  # type: ignore[misc]
+        trained_together(swarm, PEERS)
+        for home in HOMES:
+            swarm.wait_relay(home, "relay")
+            assert swarm.found(home)["seen_at"] == [PUBLIC[HOMES[home]]], "the relay sees the address of nginx"
+        at = f"{HOME_ROUTER}:{PROXY_PORT}"
+        [called] = swarm.events(PROXIED, "the coordinator is called through the HTTP proxy")
+        assert (called["at"], called["proxy"]) == (f"{PUBLIC['pub']}:443", at)
+        [told] = swarm.events(PROXIED, "these peers are reached through the HTTP proxy")
+        assert (told["addresses"], told["proxy"]) == (swarm.bootstrap, at)
+        assert PASSWORD not in (swarm.folder / f"{PROXIED}.log").read_text()
+        leaves_cleanly(swarm, PEERS)
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(TINYPROXY is None, reason="no HTTP proxy: apt-get install tinyproxy-bin")
 def test_the_doctor_behind_a_proxy_says_which_way_it_takes(internet: Internet, tmp_path: Path) -> None:
-    with walls(internet), proxied(tmp_path, internet) as surroundings:
-        swarm = Port443Swarm(tmp_path, internet, surroundings)
-        try:
-            flags = ("--home", str(swarm.folder / PROXIED), "--listen", "0.0.0.0:0", "--threads", "1", "--json")
-            code, values = swarm.start(PROXIED, "node", "doctor", swarm.link, *flags).finish(150)
-            assert code == 0, values
-            rows = {row["name"]: row for row in values["lines"]}
-            way = f"{PUBLIC['pub']}:443 through the HTTP proxy {HOME_ROUTER}:{PROXY_PORT}, round trip "
-            assert rows["coordinator"]["text"].startswith(way), rows["coordinator"]
-            assert "takes one of 1 relays by itself" in rows["reachability"]["text"], rows["reachability"]
-        finally:
-            swarm.close()
+    with walls(internet), proxied(tmp_path, internet) as around, Port443Swarm(tmp_path, internet, around) as swarm:
+        flags = ("--home", str(swarm.folder / PROXIED), "--listen", "0.0.0.0:0", "--threads", "1", "--json")
+        code, values = swarm.start(PROXIED, "node", "doctor", swarm.link, *flags).finish(150)
+        assert code == 0, values
+        rows = {row["name"]: row for row in values["lines"]}
+        way = f"{PUBLIC['pub']}:443 through the HTTP proxy {HOME_ROUTER}:{PROXY_PORT}, round trip "
+        assert rows["coordinator"]["text"].startswith(way), rows["coordinator"]
+        assert "takes one of 1 relays by itself" in rows["reachability"]["text"], rows["reachability"]

@@ -33,11 +33,8 @@ PAUSED = "the operator paused the run: the disk is full"
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    swarm = LocalSwarm(tmp_path, RUN, "--anchor")
-    try:
+    with LocalSwarm(tmp_path, RUN, "--anchor") as swarm:
         yield swarm
-    finally:
-        swarm.close()
 
 
 @pytest.mark.long
@@ -103,8 +100,7 @@ def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm
 def test_changed_settings_reach_peers_late_joiners_archives_and_forks(tmp_path: Path) -> None:
     """The run also has held-out losses, which the peers that store a state report."""
     run = RUN.replace("snapshot_every = 1000", "snapshot_every = 5") + "[evaluation]\nevery = 10\nsamples = 8\n"
-    swarm = LocalSwarm(tmp_path, run)
-    try:
+    with LocalSwarm(tmp_path, run) as swarm:
         ada, bob = swarm.join("ada", "--set", "archive=true"), swarm.join("bob")
         swarm.wait_step("ada", 5)
         at = _paused(swarm)
@@ -144,15 +140,12 @@ def test_changed_settings_reach_peers_late_joiners_archives_and_forks(tmp_path: 
         fork = swarm.operate("run", "fork", "short-lived", "--name", "after")
         shown = {row["key"]: row["value"] for row in swarm.operate("run", "show", fork["run"])["settings"]}
         assert (shown["optimizer.lr"], shown["clock.snapshot_every"]) == (0.004, 10)
-    finally:
-        swarm.close()
 
 
 @pytest.mark.nightly
 def test_a_decay_by_hand_reaches_every_replica_and_ends_the_run(tmp_path: Path) -> None:
     run = RUN + '[optimizer]\nschedule = "wsd"\nwarmup_steps = 2\nlr = 0.01\nlr_final_ratio = 0.0\n'
-    swarm = LocalSwarm(tmp_path, run, "--no-layout")
-    try:
+    with LocalSwarm(tmp_path, run, "--no-layout") as swarm:
         peers = [swarm.join("ada"), swarm.join("bob")]
         swarm.wait_step("ada", 5)
         last = swarm.operate("run", "decay", "short-lived", "--steps", "10")["last_step"]
@@ -166,8 +159,6 @@ def test_a_decay_by_hand_reaches_every_replica_and_ends_the_run(tmp_path: Path) 
         )
         assert all(len(found) == 1 for found in digests_by_step(swarm.steps("ada"), swarm.steps("bob")).values())
         assert swarm.status()["reason"].endswith(": its learning rate has decayed")
-    finally:
-        swarm.close()
 
 
 def _paused(swarm: LocalSwarm) -> int:

@@ -51,9 +51,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     swarms = []
 
     def start(method: str, min_peers: int = 1) -> LocalSwarm:
-        text = tmp_path / "text.txt"
-        text.write_bytes(Path(os.__file__).read_bytes())
-        run = RUN.replace("DATA", str(text)).replace("METHOD", method).replace("MIN_PEERS", str(min_peers))
+        run = RUN.replace("METHOD", method).replace("MIN_PEERS", str(min_peers))
         swarms.append(LocalSwarm(tmp_path, run))
         return swarms[0]
 

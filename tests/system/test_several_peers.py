@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,8 @@ FIRST, SECOND = "both/cpu", "both/cpu-2"
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    made = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
-    try:
+    with LocalSwarm(tmp_path, RUN) as made:
         yield made
-    finally:
-        made.close()
 
 
 def owner(swarm: LocalSwarm, command: str, *flags: str) -> list[dict[str, Any]]:

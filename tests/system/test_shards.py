@@ -61,8 +61,7 @@ def test_peers_train_on_shards_that_they_download_and_are_equal(tmp_path: Path, 
     copy = shutil.copytree(folder / "set", tmp_path / "copy")
     for shard in (folder / "set").glob("*.bin"):
         shard.write_bytes(bytes(shard.stat().st_size))  # a mirror that lies
-    swarm = LocalSwarm(tmp_path, RUN.replace("SOURCE", url).replace("HASH", built.sha256))
-    try:
+    with LocalSwarm(tmp_path, RUN.replace("SOURCE", url).replace("HASH", built.sha256)) as swarm:
         # 10 kB: a few shards, so that shards leave the disk
         swarm.join("ada", "--yes", environment={"SWARMENTUM_DISK_GB": "0.00001"})
         swarm.join("ben", "--data", str(copy))
@@ -78,8 +77,6 @@ def test_peers_train_on_shards_that_they_download_and_are_equal(tmp_path: Path, 
         assert sum(line["accepted"] for line in ada) > 20, "the peer that downloads took no part"
         cached = list((tmp_path / "ada" / "cache").glob("shards-*/*.bin"))
         assert 0 < len(cached) <= 5
-    finally:
-        swarm.close()
 
 
 @pytest.mark.long

@@ -21,11 +21,8 @@ pytestmark = [pytest.mark.system, pytest.mark.nightly, pytest.mark.timeout(SLEEP
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    made = LocalSwarm(tmp_path, run_toml(tmp_path))
-    try:
+    with LocalSwarm(tmp_path, run_toml(tmp_path)) as made:
         yield made
-    finally:
-        made.close()
 
 
 def tree_of(pid: int) -> list[psutil.Process]:

@@ -45,8 +45,7 @@ def test_a_run_begins_with_the_weights_of_a_model_on_every_peer(tmp_path: Path) 
     places = ["--home", str(tmp_path / "ada"), "--out", str(start), "--json"]
     done = subprocess.run([*command, *places], capture_output=True, text=True, timeout=120, check=True)
     made = json.loads(done.stdout.splitlines()[-1])
-    swarm = LocalSwarm(tmp_path, RUN, "--from", str(start))
-    try:
+    with LocalSwarm(tmp_path, RUN, "--from", str(start)) as swarm:
         assert swarm.created["fork"] == {"run": made["model"], "step": 1, "root": made["root"], "model": True}
         exported = tmp_path / "exported"
         ada, bob = swarm.join("ada", "--set", "archive=true"), swarm.join("bob", "--export", str(exported))
@@ -55,8 +54,6 @@ def test_a_run_begins_with_the_weights_of_a_model_on_every_peer(tmp_path: Path) 
             assert code == 0, peer.log.read_text()[-2000:]
         code, verdict = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
         assert (code, verdict["ok"], verdict["fork_of"]) == (0, True, made["model"]), verdict
-    finally:
-        swarm.close()
     before, after = load_file(tmp_path / "model" / "model.safetensors"), load_file(exported / "model.safetensors")
     furthest = max(float((after[name] - tensor).abs().max()) for name, tensor in before.items())
     assert 0 < furthest < 0.02, "bob has no copy of the model: three steps away from its weights"

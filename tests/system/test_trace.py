@@ -62,16 +62,13 @@ def receiver() -> Iterator[Receiver]:
 
 def test_a_trace_of_a_step_holds_spans_of_the_coordinator_and_of_both_peers(tmp_path: Path, receiver: Receiver) -> None:
     began = time.time_ns()
-    swarm = TracedSwarm(tmp_path, RUN, {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url})
-    try:
+    with TracedSwarm(tmp_path, RUN, {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}) as swarm:
         peers = [swarm.join(name) for name in ("ada", "bob")]
         ended = [peer.finish(90) for peer in peers]
         assert [code for code, _ in ended] == [0, 0], (tmp_path / "ada.log").read_text()[-2000:]
         run_id, keys = swarm.invite.run_id, [values["id"] for _, values in ended]
         swarm.processes["coordinator"].interrupt()
         swarm.processes["coordinator"].child.wait(30)
-    finally:
-        swarm.close()
     over = time.time_ns()
     for step in range(1, STEPS + 1):
         trace, root = ids_of(run_id, step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,10 @@ OPERATORS = f'[operators]\nkeys = ["{ADA.peer_id}", "{BOB.peer_id}", "{CID.peer_
 
 
 def test_an_exclusion_a_change_and_the_end_by_two_of_three_keys(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
     for name, who in (("a.key", ADA), ("b.key", BOB)):
         (tmp_path / name).write_bytes(who.to_libp2p())
     first, second = (("--key", str(tmp_path / name)) for name in ("a.key", "b.key"))
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)) + OPERATORS)
-    try:
+    with LocalSwarm(tmp_path, RUN + OPERATORS) as swarm:
 
         def ordered(*command: str) -> None:
             given = swarm.operate(*command, *first)
@@ -50,5 +46,3 @@ def test_an_exclusion_a_change_and_the_end_by_two_of_three_keys(tmp_path: Path) 
         assert (code, found["ok"], found["ended_reason"]) == (0, True, "good enough"), found
         assert sorted(it["what"] for it in found["orders"]) == ["change", "exclude", "finish"]
         assert all(it["signed_by"] == [ADA.peer_id, BOB.peer_id] for it in found["orders"])
-    finally:
-        swarm.close()

@@ -7,7 +7,6 @@ honest peer that is killed in the middle of a step and comes back signs none, an
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,13 +42,8 @@ bootstrap = [BOOTSTRAP]
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    text = tmp_path / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
-    try:
+    with LocalSwarm(tmp_path, RUN) as swarm:
         yield swarm
-    finally:
-        swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 

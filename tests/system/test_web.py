@@ -76,16 +76,11 @@ class PageSwarm(LocalSwarm):
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageSwarm]:
     folder = tmp_path_factory.mktemp("page")
-    text = folder / "text.txt"
-    text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = PageSwarm(folder, RUN.replace("DATA", str(text)))
-    try:
+    with PageSwarm(folder, RUN) as swarm:
         peers = [swarm.join(name, "--owner", OWNER) for name in ("ada", "bob")]
         for peer in peers:
             assert peer.finish(500)[0] == 0
         yield swarm
-    finally:
-        swarm.close()
     assert processes_with(str(folder)) == [], "something was left running"
 
 

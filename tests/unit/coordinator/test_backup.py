@@ -129,7 +129,7 @@ async def test_a_flipped_bit_of_any_file_is_found_and_a_half_restored_home_is_re
     with pytest.raises(OperatorError, match=f"{name} in this backup is damaged"):
         backup.restore(file, home)
     with pytest.raises(OperatorError, match="is half restored"):
-        await serve(CoordinatorSettings(home=home, listen="127.0.0.1:0"), lambda serving: None)
+        await serve(CoordinatorSettings(home=home, listen="127.0.0.1:0", web_listen="none"), lambda serving: None)
     with pytest.raises(OperatorError, match="is half restored"):
         run("restore", "--go-on", "--home", str(home))
     file.write_bytes(good)

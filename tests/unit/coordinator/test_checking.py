@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from coordinator import __main__ as command
 from coordinator.commands import checking, planning
 from coordinator.commands.checking import checked, cost_of, curve, findings_of, rows_of
-from coordinator.commands.planning import NOT_INSTALLED, PrintedLayout, text_of
+from coordinator.commands.planning import NOT_INSTALLED, text_of
 from node.model.dry_run import dry_run
 from node.model.spec import ModelSpec
 from protos.errors import NetworkError, OperatorError, Refusal
+from protos.layout_facts import LayoutFacts
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.serving import operated, served
@@ -221,7 +222,7 @@ class Slow(torch.nn.Module):
 def test_a_model_that_was_not_run_is_never_called_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[clock]\nsteps = 5\n")
-    untried = PrintedLayout(bytes(32), 1000, 100, 2_000, untried="a dry run took too long", notes=("a note",))
+    untried = LayoutFacts("00" * 32, 1000, 100, 2_000, untried="a dry run took too long", notes=("a note",))
     for answer, says, code in (
         ((untried, ""), "Run swarm: not checked: a dry run took too long. No mistakes were found in the rest.", 1),
         ((None, "counting took too long"), "Run swarm: not checked: counting took too long.", 1),
@@ -290,7 +291,7 @@ def test_a_short_run_with_the_default_warm_up_is_no_mistake(tmp_path: Path) -> N
 
 def test_costs_are_of_one_peer() -> None:
     config = RunConfig(name="x", clock=ClockConfig(steps=100))
-    facts = PrintedLayout(b"", 1000, 100, 2_000, state_bytes=10_000, sample_bytes=100, disk_bytes=5_000,
+    facts = LayoutFacts("", 1000, 100, 2_000, state_bytes=10_000, sample_bytes=100, disk_bytes=5_000,
                         snapshot_bytes=5_000_000, least_state_bytes=6_000, least_sample_bytes=10,
                         host_card_bytes=2_500, host_main_bytes=7_000)  # fmt: skip
     cost = cost_of(config, facts, 5, 2.0)

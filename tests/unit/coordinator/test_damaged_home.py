@@ -116,7 +116,7 @@ async def start(home: Path) -> None:
     def ready(_serving: Any) -> None:
         raise InterruptedError("it serves")
 
-    await serve(CoordinatorSettings(home=home, listen="127.0.0.1:0"), ready)
+    await serve(CoordinatorSettings(home=home, listen="127.0.0.1:0", web_listen="none"), ready)
 
 
 async def test_a_journal_that_lacks_runs_of_this_home_is_refused(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_layout_that_a_run_fixes_is_the_one_that_its_peers_have(
     assert facts is not None, why
     config = RunConfig()
     replica = Replica(bytes(32), build(ModelSpec(), 0), config.optimizer, config.optimizer.vote_size)
-    assert facts.layout_digest == replica.layout_digest
+    assert facts.layout_digest == replica.layout_digest.hex()
     assert facts.parameters == replica.demo.layout.parameters
     assert facts.votes == replica.demo.layout.chunks * 4096 // config.optimizer.vote_size
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.commands.fork_changes import changes_of
-from coordinator.config import CoordinatorSettings
+from coordinator.commands.options import settings
 from node.commands.person import link_from
 from node.config import load_settings
 from protos import toml_file
@@ -37,7 +37,7 @@ def test_settings_of_a_peer_and_of_a_coordinator(tmp_path: Path, monkeypatch: py
     written(tmp_path, "swarmentum.toml", f"{MARK}threads = 3\r\n")
     assert load_settings().threads == 3
     written(tmp_path, "coordinator.toml", f'{MARK}listen = "127.0.0.1:9999"\r\n')
-    assert CoordinatorSettings().listen == "127.0.0.1:9999"
+    assert settings().listen == "127.0.0.1:9999"
     written(tmp_path, "swarmentum.toml", f"{MARK}allow_code = true\n")
     with pytest.raises(OperatorError, match=r"swarmentum\.toml:1: allow_code: .*cannot agree for you"):
         load_settings()
