@@ -1,4 +1,8 @@
-"""The settings of a program: flags go before the environment, which goes before its file. An error names the file's line."""
+"""The settings of a program: flags go before the environment, which goes before its file. An error names the file's line.
+
+pydantic-settings merges these layers before it validates. Earlier names of settings count by the layer that they stand in, so
+the layers stay apart here; pydantic validates what they come to.
+"""
 
 from __future__ import annotations
 

@@ -103,9 +103,8 @@ def swarm(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     with swarmentum.local(peers=PEERS, anchor=True, run=values, folder=folder / "swarm") as here:
         here.wait(timeout=WAIT_SECONDS_MAX)
         seconds = time.monotonic() - began
-        held_out = wait_for(
-            "the last held-out loss", lambda: _evaluated(here, values["clock"]["steps"]), WAIT_SECONDS_MAX
-        )
+        log, last = folder / "swarm" / "logs" / "anchor.log", values["clock"]["steps"]
+        held_out = wait_for("the last held-out loss", lambda: _evaluated(log, last), WAIT_SECONDS_MAX)
         steps = {name: here.steps(name) for name in ("anchor", *(f"peer-{n}" for n in range(PEERS)))}
         verdict = here.verify()
         command(
@@ -123,15 +122,16 @@ def swarm(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {
         "seconds": round(seconds), "steps": max(common), "verified": verdict.ok,
         "equal": all(len({it[step] for it in digests.values()}) == 1 for step in common),
-        "held_out": [[it["step"], round(it["loss"], 4)] for it in held_out],
+        "held_out": held_out,
         "wrote": written(folder / "model"), "last": steps["peer-0"][-1],
     }  # fmt: skip
 
 
-def _evaluated(here: swarmentum.Local, last: int) -> list[dict[str, Any]]:
-    """The held-out losses of the run, once there is one of the last step; until then nothing."""
-    found: list[dict[str, Any]] = here.status()["held_out"]
-    return found if found and found[-1]["step"] == last else []
+def _evaluated(log: Path, last: int) -> list[list[float]]:
+    """The held-out losses that the anchor has told, once there is one of the last step; until then nothing."""
+    events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    found = [[it["step"], it["loss"]] for it in events if it["event"] == "held-out loss"]
+    return found if found and found[-1][0] == last else []
 
 
 def written(model: Path) -> str:
