@@ -29,10 +29,7 @@ SHAKESPEARE = [
     *(
         "groups-g128",
         "adam-votes-topk-32",
-        "adam-votes-g16-2bit",
-        "adam-votes-g16-hadamard",
         "random-16",
-        "striding-16",
     ),
     *("paper-k32-clip", "paper-k32", "late-g16-residual", "lost30-g16-restore", "diloco", "muon-votes-g16-p16"),
     *("adamw-ddp-run-schedule", "muon-ddp-run-schedule", "muon-votes-g16-run-schedule"),
