@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from protos.amounts import count
 from protos.errors import OperatorError
 from protos.example import MEASURED
 from protos.layout_facts import LayoutFacts
@@ -41,6 +42,7 @@ PERIODS_KEPT = 3
 KEPT_BESIDE_GB = 30
 """What a peer keeps beside others' votes: its archive and its text (`disk_gb` is for all three)."""
 BYTES_A_GB = 10**9
+LARGE_PARAMETERS = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,17 @@ def measured_of(config: RunConfig) -> str:
     usual = RunConfig()
     changed = [key for key in MEASURED if attrgetter(key)(config) != attrgetter(key)(usual)]
     return f"{', '.join(changed)}: measured; a run that leaves them out has the usual ones." if changed else ""
+
+
+def rate_of(config: RunConfig, parameters: int) -> str:
+    """A note on the default rate where it is too high: for large models; empty otherwise."""
+    lr = config.optimizer.lr
+    if lr != RunConfig().optimizer.lr or parameters < LARGE_PARAMETERS:
+        return ""
+    return (
+        f"optimizer.lr = {lr:g} was chosen with 0.7 M parameters; this model has {count(parameters)}, and one of 23 M learned "
+        "more with 0.001 (docs/benchmarks.md): set that, unless you have tried."
+    )
 
 
 def recipe_of(config: RunConfig) -> str:

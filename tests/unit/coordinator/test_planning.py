@@ -19,6 +19,7 @@ from coordinator.commands.planning import (
     layout_of_run,
     measured_of,
     planned,
+    rate_of,
     room_for_votes,
     votes_needed,
 )
@@ -152,3 +153,9 @@ def test_a_run_whose_votes_its_peers_cannot_keep_is_told_so(payload_bytes: int, 
     """At 1 B parameters and 4 GiB a joiner of a run with 32 peers could never catch up."""
     said = room_for_votes(RunConfig(clock=clock), payload_bytes)
     assert re.search(says, said) if says else not said
+
+
+def test_the_default_rate_is_named_where_it_is_too_high() -> None:
+    assert rate_of(RunConfig(), 900_000) == ""
+    assert "this model has 23 M, and one of 23 M learned more with 0.001" in rate_of(RunConfig(), 23_075_328)
+    assert rate_of(RunConfig.model_validate({"optimizer": {"lr": 1e-3}}), 23_075_328) == ""
