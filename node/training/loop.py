@@ -147,14 +147,14 @@ class Trainer:
             if self.finished and self.last.is_over(self.replica.step, awaits=self.evaluator is not None):
                 return True
             if self.wishes.ends(awaits_entry=self.announced_step > self.replica.step):
-                return False
+                break
             unwanted = self.paused or self.wishes.ending is not None
             if self.opened is not None and self.opened.tick.step == self.replica.step + 1 and not unwanted:
                 self._contribute(self.opened)
                 self.reached.settle()
                 if not self.wishes.paused:  # else the step may still be open when the owner lets this peer go on
                     self.opened = None
-        return False
+        return self.finished and self.replica.step >= self.last.step
 
     def handle(self, event: Event | None) -> None:
         match event:
@@ -185,7 +185,9 @@ class Trainer:
             case Finished():
                 self.finished = True  # a late joiner hears it before it has replayed the log
             case Failed():
-                raise event.error
+                if not self.finished or self.replica.step < self.last.step:
+                    raise event.error
+                self.last.agreed = self.last.step  # nobody tells this peer any more
 
     def _sync_pause(self) -> None:
         """Tell the coordinator if the owner or a condition has paused this peer, or lets it take part again."""
@@ -205,8 +207,7 @@ class Trainer:
     def _contribute(self, opened: Opened) -> None:
         """Compute the gradient, then the votes, and publish them; abstain if the step is decided first.
 
-        With overlap the gradient is that of the step before, at the look-ahead parameters, on the samples of that step. A step
-        then takes as long as the slower of computing and exchanging, not as both.
+        With overlap the gradient is that of the step before, at the look-ahead parameters, on the samples of that step.
         """
         tick, replica = opened.tick, self.replica
         if self.samples is None:
@@ -234,7 +235,6 @@ class Trainer:
         if ready is not None:
             self._publish(opened, ready)
         if self.config.optimizer.overlap and replica.demo.pending:
-            # while other peers exchange this step, compute the next gradient at the parameters that are expected then
             with replica.ahead(tick.lr):
                 self.ready = self._gradients(opened, late=True)
 
