@@ -66,8 +66,8 @@ def of_today(
 ) -> dict[str, Any]:
     """The settings of all layers (name, values), the first of which counts least. `say` gets a line for each earlier one.
 
-    The parts of a list add up. Of others, what is set under the name of today counts, unless a later layer has an earlier
-    name. OperatorError for a value that none of them takes.
+    The parts of a list add up, after a layer that says `off`. Of others, what is set under the name of today counts, unless a
+    later layer has an earlier name. OperatorError for a value that none of them takes.
     """
     now, since = dict[str, Any](), dict[str, int]()
     old = dict[str, tuple[int, str, Any]]()
@@ -78,10 +78,19 @@ def of_today(
             else:
                 now[key], since[key] = value, number
     for new in sorted({EARLIER[key] for key in old if key in EARLIER}):
-        parts = {key: it for key, it in old.items() if EARLIER.get(key) == new}
+        parts = {
+            key: it
+            for key, it in old.items()
+            if EARLIER.get(key) == new and not (_is_off(now, new) and it[0] < since[new])
+        }
+        if not parts:
+            continue
         where = next(iter(parts.values()))[1]
         given = {key: it[2] for key, it in sorted(parts.items(), key=lambda it: it[1][0])}
-        later = max(number for number, _, _ in parts.values()) > since.get(new, -1)
+        latest = max(number for number, _, _ in parts.values())
+        later = latest > since.get(new, -1) or (
+            new == "relay_mbit" and latest == since[new]
+        )  # to relay nothing limits more
         try:
             now |= _meant(new, given, now, later, usual_listen)
         except (TypeError, ValueError) as error:
@@ -94,6 +103,11 @@ def of_today(
             means = shown(now[new]) if new in now else f"it is by default, as {key} = {shown(value)} says"
             say(f"{where}: {key} is no setting any more, and counts as {new} = {means}: write that instead")
     return now
+
+
+def _is_off(now: Mapping[str, Any], new: str) -> bool:
+    """Whether a list of today says that nothing is in it. It takes back what earlier layers put there."""
+    return new in LISTS and new in now and str(now[new]).strip().lower() in (OFF, "[]")
 
 
 def shown(value: Any) -> str:

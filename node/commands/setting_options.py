@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 from node.config import LISTEN, PeerSettings, load_settings, peer_settings
 from node.earlier_settings import EARLIER, GIVEN, GONE, OPTIONS, WORDS, of_today, shown
 from protos.errors import OperatorError
-from protos.setting_layers import listed
+from protos.setting_layers import OFF, listed
 
 FIRST, LIMITS, NETWORK, STORAGE, OUTPUT, MORE = (
     "What you need first", "Limits", "Network", "Data and results", "Output", "All other settings",
@@ -108,7 +108,7 @@ def given_settings(options: Mapping[str, Any], pairs: Sequence[str]) -> dict[str
             meant = f"; did you mean {' or '.join(near)}?" if near else ";"
             raise OperatorError(f"{SET} {pair}: {key!r} is no setting{meant} `swarmentum settings` lists them all")
         if _is_list(key):
-            given[key] = [*given.get(key, []), *_parts(pair, text)]
+            given[key] = [*listed(given.get(key)), *_parts(pair, text)] or OFF  # an empty list would count as not given
         elif key in given:
             raise OperatorError(f"{SET} {pair}: {key} is given twice; leave one of the two out")
         else:

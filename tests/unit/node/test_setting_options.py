@@ -170,6 +170,24 @@ def test_what_was_several_settings_is_one_list_in_which_the_parts_of_file_enviro
         load_settings()
 
 
+def test_a_list_that_is_off_takes_back_what_earlier_layers_put_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--set allow=off` counted as not given, so that the environment agreed in the person's place."""
+    monkeypatch.setenv("SWARMENTUM_ALLOW", "code")
+    monkeypatch.setenv("SWARMENTUM_TRACK", "wandb")
+    monkeypatch.setenv("SWARMENTUM_YES", "true")
+    assert set(load_settings().allow) == {"code", "requests"}
+    made = load_settings(**given_settings({"allow_data": True}, ["allow=off", "track=off"]))
+    assert (made.allow, made.track) == (["data"], [])
+    assert load_settings(**given_settings({}, ["allow=off", "allow=left_out"])).allow == ["left_out", "requests"]
+
+
+def test_a_peer_whose_file_says_that_it_relays_for_nobody_relays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("swarmentum.toml").write_text("relay_for_others = false\nrelay_mbit = 5\n")
+    assert load_settings().relay_mbit == 0
+    monkeypatch.setenv("SWARMENTUM_RELAY_MBIT", "2")
+    assert load_settings().relay_mbit == 2, "a later layer"
+
+
 def test_the_file_that_settings_prints_can_be_used() -> None:
     printed = CliRunner().invoke(app, ["settings"]).output
     keys = {f"# {it.key} = {it.default}" for it in peer_settings() if it.default}
