@@ -65,11 +65,11 @@ def portable_random(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def nothing_drawn() -> Iterator[None]:
+def nothing_drawn() -> Iterator[NotDrawn]:
     """Inside, draws into CPU floating point tensors give NaN, which costs no time: for weights that are loaded afterwards. What
     follows from a draw is NaN, too."""
-    with _NotANumber():  # type: ignore[no-untyped-call]
-        yield
+    with NotDrawn() as mode:
+        yield mode
 
 
 class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -103,16 +103,23 @@ class _Mode(Mode):
         out.copy_(flat.view(out.shape))
 
 
-class _NotANumber(Mode):  # type: ignore[no-untyped-call]
+class NotDrawn(Mode):  # type: ignore[no-untyped-call]
+    """See `nothing_drawn`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drew_others = False
+        """Whether something was drawn all the same, as a permutation is: what follows from it is not NaN."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         drawn = _draw_of(func, args, kwargs or {}) is not None
         in_place = drawn and func in (aten.normal_.default, aten.uniform_.default)
         result = args[0] if in_place else func(*args, **(kwargs or {}))
         if drawn and result.device.type == "cpu" and result.is_floating_point():
             result.fill_(math.nan)
-        elif in_place:
-            func(*args, **(kwargs or {}))
-        return result
+            return result
+        self.drew_others |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {})) if in_place else result
 
 
 def _draw_of(func: Any, args: Any, kwargs: Any) -> tuple[str, float, float] | None:

@@ -11,7 +11,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -79,10 +79,11 @@ def build(
         raise ModelError(f"model.kwargs: {sorted(spec.kwargs)} belong to a `factory`, and none is given; use `config`")
     make = _factory_maker(spec, vocabulary) if spec.factory else _config_maker(spec, vocabulary, context)
     if blank and spec.factory is None:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), nothing_drawn():
+        with suppress(ModelError), torch.random.fork_rng(devices=[]), torch.device("cpu"), nothing_drawn() as mode:
             model = make().to(device="cpu", dtype=torch.float32)
-        if not any(buffer.isnan().any() for buffer in model.buffers()):  # nothing loads those
-            return model
+            # nothing loads buffers
+            if not mode.drew_others and not any(buffer.isnan().any() for buffer in model.buffers()):
+                return model
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), portable_random(seed):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also touch the caller's CUDA generators
         return make().to(device="cpu", dtype=torch.float32)

@@ -101,7 +101,7 @@ class Recovery:
             self.load(offered)  # no seed gives a state of this run
         elif newest is not None and newest.step == 0 and newest.root != self._keeper.root():
             self._load_start(newest)
-        elif head_step and (newest is None or newest.step):
+        elif self._replica.is_blank or (head_step and (newest is None or newest.step)):
             self.load(offered)
         for snapshot in here:  # other peers can pull them here
             if self._store.has(self._stored_as(snapshot.root)) and snapshot.root not in self._bad:

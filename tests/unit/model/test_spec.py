@@ -95,8 +95,30 @@ class Rotated(torch.nn.Module):
         self.register_buffer("turn", torch.randn(4, 4).sort().values)
 
 
-def test_a_model_with_more_than_parameters_to_draw_is_never_blank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.model.spec._config_maker", lambda *_: Rotated)
+class Permuted(Rotated):
+    """What follows from this draw is not NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turn", torch.randperm(64))
+
+
+class Decomposed(Rotated):
+    """What follows from a draw cannot be computed from NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            self.register_buffer("turn", torch.linalg.svdvals(torch.randn(4, 4)))
+        except RuntimeError as error:
+            raise ModelError(str(error)) from error
+
+
+@pytest.mark.parametrize("make", [Rotated, Permuted, Decomposed])
+def test_a_model_with_more_than_parameters_to_draw_is_never_blank(
+    monkeypatch: pytest.MonkeyPatch, make: type[torch.nn.Module]
+) -> None:
+    monkeypatch.setattr("node.model.spec._config_maker", lambda *_: make)
     drawn, asked = build(ModelSpec(), 1), build(ModelSpec(), 1, blank=True)
     assert digest(drawn) == digest(asked)
     assert torch.equal(drawn.get_buffer("turn"), asked.get_buffer("turn"))
