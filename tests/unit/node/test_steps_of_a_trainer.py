@@ -144,3 +144,15 @@ def test_the_last_state_is_evaluated_though_it_is_agreed_after_the_finish(tmp_pa
     assert peer.run()
     assert told == [3, 4]
     assert not events
+
+
+def test_a_peer_that_is_stopped_while_it_awaits_the_last_agreement_has_finished_the_run(tmp_path: Path) -> None:
+    peer, asked = trainer(tmp_path, Told()), iter([False, False, True])
+    peer.last, peer.replica.step = LastStep(4), 4
+    peer.keeper = SimpleNamespace(check=lambda: None)  # type: ignore[assignment]
+    peer.evaluator = SimpleNamespace()  # type: ignore[assignment]
+    peer.stopping = lambda: next(asked)  # type: ignore[assignment]
+    events: list[Event | None] = [Finished("finished: 4 steps"), None]
+    peer.swarm.next_event = lambda _: events.pop(0)  # type: ignore[method-assign, misc]
+    assert peer.run()
+    assert not events
