@@ -130,11 +130,13 @@ class PeerSettings(LiveSettings):
     def _size(cls, value: Any) -> Any:
         """A whole number, or a text such as 25%."""
         text = str(value).strip()
+        if value is None or text.lower() == OFF:
+            return None
         with suppress(ValueError):
             if text.endswith("%") and 0 < float(text[:-1]) <= 100 * UPLINK_PART_MAX:
                 return text
-            if value is None or int(text) in VOTE_SIZES:
-                return None if value is None else int(text)
+            if int(text) in VOTE_SIZES:
+                return int(text)
         expected = allowed(cls.model_fields["vote_size"], OFF)
         raise ValueError(f"expected is {expected} (given: {value!r})")
 

@@ -88,9 +88,8 @@ def of_today(
         where = next(iter(parts.values()))[1]
         given = {key: it[2] for key, it in sorted(parts.items(), key=lambda it: it[1][0])}
         latest = max(number for number, _, _ in parts.values())
-        later = latest > since.get(new, -1) or (
-            new == "relay_mbit" and latest == since[new]
-        )  # to relay nothing limits more
+        tied = new == "relay_mbit" and latest == since.get(new)  # of two words of one layer, to relay nothing counts
+        later = tied or latest > since.get(new, -1)
         try:
             now |= _meant(new, given, now, later, usual_listen)
         except (TypeError, ValueError) as error:

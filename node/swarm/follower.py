@@ -87,6 +87,8 @@ class Follower:
         self._outbox, self._reporter, self._snapshots = outbox, reporter, snapshots
         self._patience_seconds = patience_seconds
         self._view, self._runtime = view, runtime
+        self._agreed = 0
+        """The newest snapshot that the training thread knows to be agreed, by step."""
 
     async def follow_forever(self) -> None:
         """Follow the acting coordinator's stream, and open it again after each end. Gives up after the configured patience."""
@@ -214,10 +216,14 @@ class Follower:
         if snapshot is not None:
             self._snapshots.remember(snapshot)
         if notice.kind == pb.NoticeKind.NOTICE_KIND_SNAPSHOT and snapshot is not None:
+            self._agreed = snapshot.step
             await self._runtime.emit(Agreed(snapshot))
         elif notice.kind == pb.NoticeKind.NOTICE_KIND_RESYNC:
             await self._runtime.emit(Resync(snapshot, notice.reason, step=notice.step))
         elif notice.kind == pb.NoticeKind.NOTICE_KIND_FINISHED:
+            if snapshot is not None and snapshot.step > self._agreed:  # the run agreed on it while this peer was away
+                self._agreed = snapshot.step
+                await self._runtime.emit(Agreed(snapshot))
             await self._runtime.emit(Finished(notice.reason))
         elif notice.kind == pb.NoticeKind.NOTICE_KIND_VOTE:
             await self._runtime.emit(NotCounted(notice.step, printable(notice.reason)))

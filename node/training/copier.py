@@ -65,9 +65,9 @@ class Following(Copier):
             self.handle(event)
             if self.replica.step == before + 1:
                 self._reached()
-            if self.finished and self.last.is_over(self.replica.step, awaits=self._exports.awaits(self.replica.step)):
-                return True
-        return False
+            if self.last.is_over(self.replica.step, awaits=self._exports.awaits(self.replica.step)):
+                break
+        return self.last.is_here(self.replica.step)
 
     def handle(self, event: Event | None) -> None:
         super().handle(event)

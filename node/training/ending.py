@@ -5,6 +5,7 @@ Refuses an entry after a signed end, and an end of another log: a coordinator th
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,7 +18,7 @@ from node.training.recording import StepRecorder
 from node.training.replica import Replica
 from protos.changes import Settings, with_settings, words
 from protos.end import End
-from protos.errors import DivergedError, Refusal, RefusedError
+from protos.errors import DivergedError, NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.run_config import ClockConfig, RunConfig
 
 AGREED_SECONDS_MAX: Final = 30.0
@@ -29,17 +30,31 @@ class LastStep:
 
     planned: int
     end: End | None = None
+    finished: bool = False
+    """The coordinator says that no step follows."""
     agreed: int = 0
     """The newest step whose state the run agreed on, as far as this peer knows."""
     _give_up: float | None = None
 
+    def is_here(self, step: int) -> bool:
+        """Whether the run is finished, and a peer after `step` has its last state."""
+        return self.finished and step >= self.step
+
     def is_over(self, step: int, *, awaits: bool) -> bool:
         """Whether a peer after `step` has nothing to do in a finished run. It may have to wait until the last state is agreed,
         for AGREED_SECONDS_MAX at most: peers store that state while the coordinator says that the run is finished."""
-        if step < self.step:
+        if not self.is_here(step):
             return False
         self._give_up = self._give_up or time.monotonic() + AGREED_SECONDS_MAX
         return not awaits or self.agreed >= self.step or time.monotonic() > self._give_up
+
+    def failed(self, error: SwarmentumError, step: int) -> None:
+        """The network side cannot go on. A peer that has the last state does without, and stops waiting. Raises the error of
+        any other."""
+        if not self.is_here(step) or not isinstance(error, NetworkError | RefusedError):
+            raise error
+        structlog.get_logger("peer").warning("the coordinator is away after the finish", step=self.step, why=str(error))
+        self._give_up = -math.inf
 
     @property
     def step(self) -> int:

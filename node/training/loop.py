@@ -95,7 +95,6 @@ class Trainer:
     spans: Spans = field(default_factory=Spans)
     paused: bool = False  # the coordinator knows that the owner paused this peer
     opened: Opened | None = None  # the open step, until this peer has done its part
-    finished: bool = False
 
     def __post_init__(self) -> None:
         run, self.log = self.replica.run_id, structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
@@ -144,8 +143,8 @@ class Trainer:
             self.throttle.refresh()
             self._sync_pause()
             self.handle(event)
-            if self.finished and self.last.is_over(self.replica.step, awaits=self.evaluator is not None):
-                return True
+            if self.last.is_over(self.replica.step, awaits=self.evaluator is not None):
+                break
             if self.wishes.ends(awaits_entry=self.announced_step > self.replica.step):
                 break
             unwanted = self.paused or self.wishes.ending is not None
@@ -154,7 +153,7 @@ class Trainer:
                 self.reached.settle()
                 if not self.wishes.paused:  # else the step may still be open when the owner lets this peer go on
                     self.opened = None
-        return self.finished and self.replica.step >= self.last.step
+        return self.last.is_here(self.replica.step)
 
     def handle(self, event: Event | None) -> None:
         match event:
@@ -183,11 +182,9 @@ class Trainer:
                 self.opened = None
                 apply_end(event, self.last, self.replica, self.keeper, self.archive)
             case Finished():
-                self.finished = True  # a late joiner hears it before it has replayed the log
+                self.last.finished = True  # a late joiner hears it before it has replayed the log
             case Failed():
-                if not self.finished or self.replica.step < self.last.step:
-                    raise event.error
-                self.last.agreed = self.last.step  # nobody tells this peer any more
+                self.last.failed(event.error, self.replica.step)
 
     def _sync_pause(self) -> None:
         """Tell the coordinator if the owner or a condition has paused this peer, or lets it take part again."""
@@ -369,7 +366,7 @@ class Trainer:
     def finish(self) -> None:
         """Write the waiting snapshots, and the momentum; at the end of the run, finish the evaluation of its last state."""
         self.keeper.flush()
-        if self.evaluator is not None and self.finished:
+        if self.evaluator is not None and self.last.finished:
             self.evaluator.finish()
         self.replica.save_private(self.private_path)
         self.reached.settle()  # last: it fails if the swarm is gone

@@ -8,7 +8,7 @@ import pytest
 
 from node.training.ending import AGREED_SECONDS_MAX, LastStep
 from protos.end import End
-from protos.errors import DivergedError
+from protos.errors import DivergedError, NetworkError, SwarmentumError
 
 HEAD, OTHER = bytes([1]) * 32, bytes([2]) * 32
 
@@ -46,6 +46,8 @@ def test_a_peer_awaits_that_the_last_state_is_agreed_but_not_for_ever(monkeypatc
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     last = LastStep(7)
+    assert not last.is_over(7, awaits=False)
+    last.finished = True
     assert not last.is_over(6, awaits=False)
     assert last.is_over(7, awaits=False)
     now[0] += AGREED_SECONDS_MAX
@@ -55,3 +57,20 @@ def test_a_peer_awaits_that_the_last_state_is_agreed_but_not_for_ever(monkeypatc
     last.agreed = 5
     now[0] += 1
     assert last.is_over(7, awaits=True)
+
+
+@pytest.mark.parametrize(("finished", "step", "error", "ends"), [
+    (True, 7, NetworkError("silent"), True), (True, 6, NetworkError("silent"), False),
+    (False, 7, NetworkError("silent"), False), (True, 7, DivergedError("two logs"), False),
+])  # fmt: skip
+def test_a_coordinator_that_goes_after_the_finish_takes_nothing_from_a_peer_with_the_last_state(
+    finished: bool, step: int, error: SwarmentumError, ends: bool
+) -> None:
+    """Such a peer waited until the last state is agreed, and lost its export with the error."""
+    last = LastStep(7, finished=finished)
+    if ends:
+        last.failed(error, step)
+        assert last.is_over(step, awaits=True)
+        return
+    with pytest.raises(type(error)):
+        last.failed(error, step)

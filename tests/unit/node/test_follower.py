@@ -10,10 +10,11 @@ import pytest
 
 from node.patience import RETRY_SECONDS_MIN
 from node.swarm import follower as module
-from node.swarm.events import Failed
+from node.swarm.events import Agreed, Failed, Finished
 from node.swarm.follower import Follower
 from protos.errors import NetworkError, RefusedError
 from protos.grpc_errors import SessionLostError
+from protos.v1 import coordinator_pb2 as pb
 
 
 async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,3 +111,22 @@ async def test_a_coordinator_that_is_behind_gets_the_entries_back(kept: dict[int
         await follower._give_back()
         assert offered[0] == ([b"3", b"4", b"5"], b"5")
         assert warned == [{"step": 5, "entries": 3}]
+
+
+async def test_a_snapshot_that_was_agreed_while_this_peer_was_away_is_told_once_with_the_finish() -> None:
+    """Without it the peer waited 30 seconds for an agreement that was there, and evaluated no last state."""
+    said: list[Any] = []
+
+    async def emit(event: Any) -> None:
+        said.append(event)
+
+    anything: Any = SimpleNamespace(emit=emit, withdraw=lambda _: None, remember=lambda _: None)
+    names = ("client", "entries", "announcements", "aggregator", "listener", "membership", "neighbours", "connections")
+    parts = dict.fromkeys((*names, "outbox", "reporter", "snapshots", "view", "runtime"), anything)
+    follower = Follower(b"me", **parts, patience_seconds=1)
+    kind = pb.NoticeKind
+    for told, step in ((kind.NOTICE_KIND_SNAPSHOT, 2), (kind.NOTICE_KIND_FINISHED, 2), (kind.NOTICE_KIND_FINISHED, 4)):
+        snapshot = pb.SnapshotRef(step=step, root=bytes(32), total_bytes=1)
+        await follower._handle_notice(pb.Notice(kind=told, snapshot=snapshot))
+    steps = [event.snapshot.step if isinstance(event, Agreed) else type(event) for event in said]
+    assert steps == [2, Finished, 4, Finished]

@@ -181,6 +181,13 @@ def test_a_list_that_is_off_takes_back_what_earlier_layers_put_there(monkeypatch
     assert load_settings(**given_settings({}, ["allow=off", "allow=left_out"])).allow == ["left_out", "requests"]
 
 
+def test_every_setting_whose_values_name_off_takes_it() -> None:
+    keys = [it.key for it in peer_settings() if it.allowed.endswith(", or off")]
+    assert "vote_size" in keys
+    made = load_settings(**given_settings({}, [f"{key}=off" for key in keys]))
+    assert [getattr(made, key) for key in keys] == [None] * len(keys)
+
+
 def test_a_peer_whose_file_says_that_it_relays_for_nobody_relays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("swarmentum.toml").write_text("relay_for_others = false\nrelay_mbit = 5\n")
     assert load_settings().relay_mbit == 0

@@ -12,7 +12,7 @@ import torch
 
 from node.model.gradients import GradResult
 from node.optim.second_moment import Kind
-from node.swarm.events import Agreed, Event, Failed, Finished, Opened, Snapshot
+from node.swarm.events import Agreed, Event, Finished, Opened, Snapshot
 from node.swarm.view import Counters
 from node.training.copier import Copier
 from node.training.ending import LastStep
@@ -21,7 +21,6 @@ from node.training.pending_gradient import PendingGradient
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from protos.assignment import Range, SampleShare
-from protos.errors import NetworkError
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import RunConfig
 from protos.tick import Tick
@@ -147,26 +146,13 @@ def test_the_last_state_is_evaluated_though_it_is_agreed_after_the_finish(tmp_pa
     assert not events
 
 
-def test_a_peer_that_has_the_last_state_ends_well_though_the_coordinator_goes(tmp_path: Path) -> None:
-    """It only waits to hear that the state is agreed."""
-    peer = trainer(tmp_path, Told())
+def test_a_peer_that_is_stopped_while_it_awaits_the_last_agreement_has_finished_the_run(tmp_path: Path) -> None:
+    peer, asked = trainer(tmp_path, Told()), iter([False, False, True])
     peer.last, peer.replica.step = LastStep(4), 4
     peer.keeper = SimpleNamespace(check=lambda: None)  # type: ignore[assignment]
     peer.evaluator = SimpleNamespace()  # type: ignore[assignment]
-    events: list[Event | None] = [Finished("finished: 4 steps"), Failed(NetworkError("the coordinator is silent"))]
+    peer.stopping = lambda: next(asked)  # type: ignore[assignment]
+    events: list[Event | None] = [Finished("finished: 4 steps"), None]
     peer.swarm.next_event = lambda _: events.pop(0)  # type: ignore[method-assign, misc]
     assert peer.run()
-    events[:] = [Failed(NetworkError("the coordinator is silent"))]
-    peer.finished = False
-    with pytest.raises(NetworkError, match="is silent"):
-        peer.run()
-
-
-def test_a_peer_that_is_stopped_while_it_waits_for_the_agreement_has_finished(tmp_path: Path) -> None:
-    peer, events = trainer(tmp_path, Told()), list[Event]([Finished("finished: 4 steps")])
-    peer.last, peer.replica.step = LastStep(4), 4
-    peer.keeper = SimpleNamespace(check=lambda: None)  # type: ignore[assignment]
-    peer.evaluator = SimpleNamespace()  # type: ignore[assignment]
-    peer.swarm.next_event = lambda _: events.pop(0)  # type: ignore[method-assign, misc]
-    peer.stopping = lambda: not events  # type: ignore[assignment, return-value]
-    assert peer.run()
+    assert not events
