@@ -29,7 +29,6 @@ from protos.model_config import ModelConfig
 from protos.optimizer_config import SIZE_KEYS
 from protos.run_config import RunConfig
 
-RUNS_OWN = "the run's"
 DIGITS_SHOWN = 16
 
 

@@ -233,10 +233,19 @@ def _refuse_consent_of(found: Layers) -> None:
     The folder may be somebody else's. Flags, the environment, and a file that SWARMENTUM_CONFIG names are the person's own.
     """
     for name in ("allow", *OPTIONS):
-        if name in found.of_file and listed(found.of_file[name]) != ["left_out"]:
+        if name in found.of_file and _agrees(found.of_file[name]):
             line = toml_file.line_of(found.text, (name,))
             raise OperatorError(
                 f"{found.path}:{line}: {name}: a file of the working folder cannot agree for you; "
                 "remove the line, and use the options --yes, --allow-data and --allow-code, or SWARMENTUM_ALLOW, or name the "
                 "file in SWARMENTUM_CONFIG"
             )
+
+
+def _agrees(value: Any) -> bool:
+    """Whether a value of `allow` is more than `left_out`, which agrees to nothing that a run asks for. So is one that is no
+    list."""
+    try:
+        return listed(value) != ["left_out"]
+    except ValueError:
+        return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from node.donor import owner_settings
 from node.donor.disk_shares import ARCHIVE_GB, TEXT_GB
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
@@ -37,7 +38,7 @@ EARLIER: Final[Mapping[str, str]] = {
 """Each with the setting that takes its place."""
 GONE: Final[Mapping[str, str]] = {
     "licence": "`swarmentum export --licence` names it in the card of an export",
-    "overlay_memory_gb": "the machine's memory decides",
+    **owner_settings.GONE,
     "snapshots_gb": "a peer gives snapshots what `snapshots_kept` of them need",
 }
 """Each with what decides in its place."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from node.model.device import short_copy
 from node.model.gradients import accumulate_gradients
 from node.model.size import Effort
 from node.model.spec import ModelSpec, build_meta, parameter_count
@@ -44,7 +45,7 @@ def samples_per_second(
     if spec.factory is not None:
         return None, "the model is made by code (model.factory)"
     model = build_meta(spec)
-    model = model.bfloat16() if short else model
+    model = short_copy(model, torch.device("meta")) if short else model
     work = OPERATIONS_A_PARAMETER * parameter_count(model) * context * micro_batch
     seconds = work / (PART_OF_PRODUCT * _operations_per_second(device))
     if seconds > SECONDS_MAX:

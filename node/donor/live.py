@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
 from pydantic import BaseModel
 
 from node.donor.owner_settings import DEFAULT, GONE, KEYS, LiveSettings, expected, live_part, meaning, with_value
@@ -120,7 +121,12 @@ def _read(path: Path) -> dict[str, Any]:
     """OperatorError if the file cannot be read."""
     try:
         kept = tomllib.loads(path.read_text(encoding=toml_file.WRITTEN))
-        return {key: value for key, value in kept.items() if key not in GONE}
+        for key in sorted(GONE.keys() & kept.keys()):
+            del kept[key]
+            structlog.get_logger("peer").info(
+                f"{path}: {key} is no setting any more, and is left out: {GONE[key]}", step="-"
+            )
+        return kept
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -6,7 +6,8 @@ files.
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -101,8 +102,8 @@ class LiveSettings(BaseModel):
 
 
 KEYS = tuple(LiveSettings.model_fields)
-GONE = frozenset({"overlay_memory_gb"})
-"""Settings of earlier versions that a home may have from `set`. They have no effect."""
+GONE: Final[Mapping[str, str]] = {"overlay_memory_gb": "the machine's memory decides"}
+"""Settings of earlier versions that a home may have from `set`, each with what decides in its place."""
 CONDITIONS = ("hours", "only_on_mains", "only_when_idle", "not_beside_other_gpu_programs")
 
 

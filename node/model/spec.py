@@ -71,6 +71,7 @@ def build(
 
     `vocabulary` (ids of the tokenizer) and `context` (tokens of a sample), where given, are checked against the model. `blank`:
     the parameters are loaded next, so those that would be drawn are NaN. A large model is there in seconds, not minutes.
+    A bool or whole-number buffer that follows from such a draw would differ unseen (none of 151 types of transformers has one).
     Bits are equal across machines for initialisers made of normal and uniform draws (see `portable_draws`).
     """
     if spec.config is not None and spec.factory is not None:

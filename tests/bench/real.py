@@ -57,7 +57,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         values = settings(options, folder / "tokenizer.json")
         config = RunConfig.model_validate(values)
         found: dict[str, Any] = {"tokens": options.steps * options.batch * CONTEXT, "cores": os.cpu_count()}
-        with _quiet_cores():
+        with _short_and_alone():
             found["swarm"] = swarm(values, folder)
         print(json.dumps(found), flush=True)
         if options.lrs:
@@ -85,7 +85,7 @@ def settings(options: argparse.Namespace, tokenizer: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _quiet_cores() -> Iterator[None]:
+def _short_and_alone() -> Iterator[None]:
     """Children compute in bf16, and with one thread each."""
     wanted = {"SWARMENTUM_PRECISION": "bf16", "OMP_NUM_THREADS": "1"}
     before = {name: os.environ.get(name) for name in wanted}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from node.config import load_settings
 from node.donor.live import KEPT_FILE, Live
@@ -39,10 +40,13 @@ def test_what_set_changed_wins_and_survives_a_restart_until_it_is_forgotten(tmp_
     assert Live(tmp_path, load_settings(home=tmp_path)).values.threads == 2
 
 
-def test_a_home_with_a_setting_that_is_gone_still_starts(tmp_path: Path) -> None:
+def test_a_home_with_a_setting_that_is_gone_still_starts_and_says_so(tmp_path: Path) -> None:
     (tmp_path / KEPT_FILE).write_text("overlay_memory_gb = 1.5\nnice = 7\n")
-    live = Live(tmp_path, LiveSettings())
+    with capture_logs() as told:
+        live = Live(tmp_path, LiveSettings())
     assert (live.values.nice, len(live.overruled())) == (7, 1)
+    [line] = told
+    assert "overlay_memory_gb is no setting any more, and is left out: the machine's memory decides" in line["event"]
 
 
 @pytest.mark.parametrize(

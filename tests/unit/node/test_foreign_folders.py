@@ -178,3 +178,17 @@ def test_a_file_in_the_working_folder_agrees_to_nothing(
         load_settings()
     monkeypatch.setenv("SWARMENTUM_CONFIG", str(tmp_path / "swarmentum.toml"))
     assert load_settings().allow == [word]
+
+
+@pytest.mark.parametrize("value", ['"[code"', "'[\"code\"'", "7", "{code = true}"])
+def test_what_is_no_list_agrees_to_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SWARMENTUM_CONFIG", raising=False)
+    Path("swarmentum.toml").write_text(f"allow = {value}\n")
+    with pytest.raises(OperatorError, match=r"swarmentum\.toml:1: allow: .*cannot agree for you"):
+        load_settings()
+    for yes in ("true", "false"):
+        monkeypatch.setenv("SWARMENTUM_CONFIG", str(tmp_path / "swarmentum.toml"))
+        monkeypatch.setenv("SWARMENTUM_YES", yes)
+        with pytest.raises(OperatorError):
+            load_settings()
