@@ -48,6 +48,7 @@ def test_a_swarm_in_one_cell_loses_a_peer_gets_it_back_and_all_states_agree(tmp_
         assert swarm.add_peer() == "peer-2"
         swarm.wait(swarm.steps("peer-0")[-1]["step"] + 5, timeout=120)
         assert swarm.peers == ("peer-0", "peer-1", "peer-2")
+        wait_for("a vote of peer-2", lambda: [step for step in swarm.steps("peer-2") if step["accepted"]], 120)
         found = swarm.verify()
         assert found.ok, found.reason
         assert found.run == facts["run"]
