@@ -110,7 +110,7 @@ def change(
     Each later entry of the signed log names the values. Only a paused run changes. A setting that the state depends on needs
     `run fork`. In a run with operators' keys this is an order, which others of them have to sign, too: `order sign`.
     """
-    from coordinator.commands.fork_changes import changes_of, flat
+    from coordinator.commands.forks import changes_of, flat
     from coordinator.commands.operator import Operator
     from coordinator.commands.signing import operators
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from coordinator.commands.checking import PEERS_SHOWN, Findings, cost_of, findings_of, notes_of, rows_of, verdict_of
 from coordinator.commands.created import create_run
-from coordinator.commands.fork_changes import SETTING, changes_of, flat
+from coordinator.commands.forks import SETTING, changes_of, flat
 from coordinator.commands.invites import milliseconds, row_of
 from coordinator.commands.operator import Operator
 from coordinator.commands.peers import peer_named

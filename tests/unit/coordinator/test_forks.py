@@ -12,7 +12,7 @@ from coordinator.clock import machine
 from coordinator.clock.events import Connected, Reported
 from coordinator.clock.records import SnapshotFact, Withdrawn
 from coordinator.clock.state import Phase
-from coordinator.commands.fork_changes import changes_of, forked
+from coordinator.commands.forks import changes_of, forked
 from coordinator.commands.operator import Operator
 from coordinator.commands.parents import Parent, _without_its_authorities
 from coordinator.serving.reading import states

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.commands.fork_changes import changes_of
+from coordinator.commands.forks import changes_of
 from coordinator.commands.options import settings
 from node.commands.person import link_from
 from node.config import load_settings
