@@ -12,9 +12,8 @@ from coordinator.clock import machine
 from coordinator.clock.events import Connected, Reported
 from coordinator.clock.records import SnapshotFact, Withdrawn
 from coordinator.clock.state import Phase
-from coordinator.commands.forks import changes_of, forked
+from coordinator.commands.forks import Parent, _without_its_authorities, changes_of, forked
 from coordinator.commands.operator import Operator
-from coordinator.commands.parents import Parent, _without_its_authorities
 from coordinator.serving.reading import states
 from coordinator.store.journal import Journal
 from protos.assignment import Range
