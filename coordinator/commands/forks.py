@@ -22,8 +22,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from coordinator.commands.invite_calls import call, facts_of
-from coordinator.commands.operator import Operator
+from coordinator.commands.operator import Operator, call, facts_of
 from coordinator.commands.options import Home, Json, settings
 from protos import toml_file
 from protos.admission_config import OperatorsConfig

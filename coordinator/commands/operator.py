@@ -1,4 +1,8 @@
-"""Requests of the operator's commands to the coordinator that serves a home folder, signed with that folder's key."""
+"""Requests of the operator's commands to coordinators.
+
+`Operator` asks the one that serves a home folder, signed with that folder's key; `call` asks those of an invite, behind the
+certificate that it pins.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from coordinator.serving.served_coordinator import Serving
 from coordinator.serving.tls import load_or_create
 from protos.changes import Settings, settings_body
 from protos.envelope import NO_RUN, Kind, seal
-from protos.errors import NetworkError, OperatorError
+from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.grpc_errors import error_of
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
-from protos.pinned import pinned_channel
+from protos.pinned import fetch_certificate, pinned_channel, way_of
 from protos.public_runs import list_text, sealed_run
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body
@@ -206,3 +210,34 @@ class Operator:
                     text = f"the coordinator at {address} does not answer: {error.details()}; is it still running?"
                     raise NetworkError(text) from error
                 raise found from error
+
+
+INVITE_CALL_SECONDS_MAX = 15.0
+
+
+def call(invite: Invite, name: str, request: Any, stub: Any = rpc.CoordinatorServiceStub) -> Any:
+    """The answer of the first of the invite's coordinators that gives one. NetworkError, RefusedError."""
+    problems: list[str] = []
+    for address in invite.coordinators:
+        try:
+            proxy = way_of(address)
+            pem = fetch_certificate(address, invite.certificate_sha256, proxy=proxy)
+            with pinned_channel(address, pem, proxy=proxy) as channel:
+                return getattr(stub(channel), name)(request, timeout=INVITE_CALL_SECONDS_MAX)
+        except grpc.RpcError as error:
+            found = error_of(error)
+            if isinstance(found, RefusedError):
+                raise found from error
+            problems.append(str(found))
+        except NetworkError as error:
+            problems.append(str(error))
+    raise NetworkError("; ".join(problems))
+
+
+def facts_of(invite: Invite) -> pb.GetRunResponse:
+    """The facts of the invite's run. RefusedError if the coordinator shows another one."""
+    facts: pb.GetRunResponse = call(invite, "GetRun", pb.GetRunRequest(run_id=invite.run_id))
+    genesis = facts.genesis
+    if run_id_of(genesis) != invite.run_id or genesis.coordinator_public_key != invite.coordinator_public_key:
+        raise RefusedError("the coordinator's run is not the one that the invite names; ask for a new invite")
+    return facts

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.commands import operator as operator_module
-from coordinator.commands.invite_calls import call, facts_of
+from coordinator.commands.operator import call, facts_of
 from coordinator.commands.options import settings
 from protos.changes import Settings
 from protos.envelope import NO_RUN, Kind, seal, seal_bytes

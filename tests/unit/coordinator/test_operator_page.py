@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.clock.state import Phase
-from coordinator.commands.invite_calls import facts_of
-from coordinator.commands.operator import Operator
+from coordinator.commands.operator import Operator, facts_of
 from coordinator.commands.signing import Operators
 from coordinator.web import actions
 from coordinator.web.actions import ALL
