@@ -23,10 +23,10 @@ from coordinator.commands import (
     forks,
     health,
     invites,
-    orders_app,
     peers,
     run_life,
     showing,
+    signing,
     withdrawal,
 )
 from coordinator.commands import web_login as web_commands
@@ -67,7 +67,7 @@ app.command("restore", epilog=EXIT_CODES)(backups.restore)
 app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(anchors.app, name="anchor")
-app.add_typer(orders_app.app, name="order")
+app.add_typer(signing.app, name="order")
 app.add_typer(withdrawal.app, name="snapshot")
 app.add_typer(web_commands.app, name="web")
 

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, settings
-from coordinator.commands.orders_app import show_order
+from coordinator.commands.signing import show_order
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of
 from protos.json_line import print_json

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from coordinator.commands.options import Home, Json, Key, RunName, settings
-from coordinator.commands.orders_app import show_order
+from coordinator.commands.signing import show_order
 from protos.changes import changed_values, settings_of
 from protos.errors import OperatorError, Refusal
 from protos.json_line import print_json

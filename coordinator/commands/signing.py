@@ -1,4 +1,4 @@
-"""Orders of a run's operators, from the side of one operator: what waits, and one more signature.
+"""Orders of a run's operators: the commands `swarmentum-coordinator order ...`, and what waits, from the side of one operator.
 
 Needs no home of a coordinator: an operator has a key of its own, and the run's link. Refuses to sign bytes that it does not
 show: an order is named by the hash of its bytes.
@@ -11,16 +11,20 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
 
 from coordinator.commands import operator as operator_module
 from coordinator.commands.operator import call, facts_of
-from coordinator.commands.options import settings
+from coordinator.commands.options import EXIT_CODES, Home, Json, Key, settings
 from protos.changes import Settings
 from protos.envelope import NO_RUN, Kind, seal, seal_bytes
 from protos.errors import OperatorError, RefusedError
 from protos.identity import Identity, peer_id, short
 from protos.invite import Invite
+from protos.json_line import print_json
 from protos.limits import NONCE_BYTES, ORDER_MS_MAX
 from protos.log import run_id_of
 from protos.orders import (
@@ -163,3 +167,76 @@ def key_in(path: Path) -> Identity:
     if not path.exists():
         raise OperatorError(f"{path}: no such key; `swarmentum-coordinator order key {path}` makes one")
     return Identity.load_or_create(path)
+
+
+app = typer.Typer(help="Decide with other operators: list their orders, sign one.", no_args_is_help=True)
+RunOrLink = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's link; beside its coordinator, its name or id.")
+]
+
+
+@app.command("key", epilog=EXIT_CODES)
+def show_key(
+    file: Annotated[Path, typer.Argument(help="The file of your key. Keep it secret: it signs for you.")],
+    as_json: Json = False,
+) -> None:
+    """Make an operator's key, or print the id of the one that is there: for `operators.keys` of run.toml."""
+    made = not file.exists()
+    key = Identity.load_or_create(file)
+    if as_json:
+        print_json({"key": key.peer_id, "file": str(file), "made": made})
+        return
+    _say(
+        f"{key.peer_id}\n{'Made' if made else 'Read'} {file}. Give the operator of the run the id, and nobody the file."
+    )
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_orders(run: RunOrLink, key: Key = None, home: Home = None, as_json: Json = False) -> None:
+    """List the orders that wait for signatures: what each says, who signed it, and until when it waits."""
+    waiting = _of(run, home, key).waiting()
+    for order in waiting:
+        show_order(order, as_json=as_json)
+    if not (waiting or as_json):
+        _say("No order waits.")
+
+
+@app.command("sign", epilog=EXIT_CODES)
+def sign(
+    run: RunOrLink,
+    order: Annotated[str, typer.Argument(help="The order's id, or its beginning; see `order list`.")],
+    key: Key = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Sign an order of another operator. With the last signature that it needs it counts, at once."""
+    if as_json and not yes:
+        raise OperatorError("order sign --json asks nothing: give --yes, too")
+    found = _of(run, home, key)
+    waiting = found.find(order)
+    if not yes:
+        typer.confirm(f"{waiting}\nSign it?", abort=True)
+    show_order(found.sign(waiting.signed), as_json=as_json)
+
+
+def _of(run: str, home: Path | None, key: Path | None) -> Operators:
+
+    found = operators(run, home, key)
+    if found is None:
+        raise OperatorError(
+            "this run has no operators' keys: its coordinator's own key decides alone, and no order waits"
+        )
+    return found
+
+
+def show_order(order: OrderState, *, as_json: bool) -> None:
+    """An order, for people or programs."""
+    if as_json:
+        print_json(order.values())
+    else:
+        _say(str(order))
+
+
+def _say(text: str) -> None:
+    Console(soft_wrap=True).print(text, highlight=False, markup=False)
