@@ -17,11 +17,10 @@ import pytest
 
 from coordinator.store import logins
 from coordinator.store.logins import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
-from coordinator.web import browser_sessions
+from coordinator.web import requests
+from coordinator.web.__main__ import Child, line_of
 from coordinator.web.action_log import BEGUN, FILE_BYTES_MAX, OLDER_FILE, RECORD_FILE, Record
-from coordinator.web.browser_sessions import NO_SESSION, SESSION_SECONDS_MAX, SESSIONS_MAX, WRONG_TOKEN
-from coordinator.web.child import Child, line_of
-from coordinator.web.requests import OperatorReply, Requests
+from coordinator.web.requests import NO_SESSION, SESSION_SECONDS_MAX, SESSIONS_MAX, WRONG_TOKEN, OperatorReply, Requests
 from node.operator_page import pipe
 from node.operator_page.page_routes import BODY_BYTES_MAX, LOGINS_AT_ONCE, TOKEN, app_of
 from node.web.server import listening, server_of
@@ -251,10 +250,10 @@ async def test_logins_and_actions_have_a_rate(tmp_path: Path) -> None:
         assert (late.status, late.headers["retry-after"]) == (429, "60")
         page.clock.now += 60
         await page.login()
-        acts = [(await page.ask("pause", "0" * 64)).status for _ in range(browser_sessions.ACTIONS_AT_ONCE + 1)]
-        assert acts == [400] * browser_sessions.ACTIONS_AT_ONCE + [429]
+        acts = [(await page.ask("pause", "0" * 64)).status for _ in range(requests.ACTIONS_AT_ONCE + 1)]
+        assert acts == [400] * requests.ACTIONS_AT_ONCE + [429]
         assert (await page.ask("log")).status == 200, "reads go on"
-        reads = [(await page.ask("log")).status for _ in range(browser_sessions.REQUESTS_AT_ONCE)]
+        reads = [(await page.ask("log")).status for _ in range(requests.REQUESTS_AT_ONCE)]
         assert reads[-1] == 429
 
 
