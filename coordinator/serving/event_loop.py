@@ -30,7 +30,7 @@ from coordinator.clock.effects import (
 from coordinator.clock.events import Connected, Disconnected, EntriesReturned, Event, Reported, TimerFired
 from coordinator.clock.records import EntryCommitted, Record
 from coordinator.clock.state import Phase, Run
-from coordinator.serving import state_messages
+from coordinator.serving import event_streams
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.event_streams import Events, EventStreams, FullError, NotJoinedError, PeerAheadError
 from coordinator.serving.metrics import Metrics
@@ -238,14 +238,14 @@ class RunRuntime:
             case SendEntry():
                 self.streams.hold(envelope_pb2.SignedEnvelope.FromString(self._entry))
             case SendTick():
-                self.streams.send_tick(effect.to, state_messages.tick_event(run, effect, self._identity))
+                self.streams.send_tick(effect.to, event_streams.tick_event(run, effect, self._identity))
             case SendSumRequest() | SendAnnouncement():
-                self.streams.send(effect.to, state_messages.for_one(effect))
+                self.streams.send(effect.to, event_streams.for_one(effect))
             case SendNotice():
                 if effect.kind is NoticeKind.RESYNC:
                     self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
                 self.streams.send(
-                    effect.to, pb.FollowResponse(notice=state_messages.notice(run, effect, self._identity))
+                    effect.to, pb.FollowResponse(notice=event_streams.notice(run, effect, self._identity))
                 )
                 if effect.to is None:
                     self._log.info(effect.reason, step=run.head_step, peer="all")

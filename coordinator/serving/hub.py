@@ -17,7 +17,7 @@ import structlog
 from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from coordinator.clock.trust import Standing
 from coordinator.clock.wait_queue import Line, QueuePace, waiting
-from coordinator.serving import state_messages
+from coordinator.serving import event_streams
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.event_loop import RunRuntime
 from coordinator.serving.failure_counts import Failures
@@ -264,21 +264,21 @@ class Hub:
             head_step=run.head_step,
             head_hash=run.head_hash,
             total_steps=run.steps,
-            snapshot=state_messages.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            snapshot=event_streams.snapshot_ref(run, run.snapshot) if run.snapshot else None,
             peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,
             reason=run.reason,
             payload_bytes_total=run.payload_bytes_total,
             exclusions=_exclusions(run),
-            earlier=state_messages.earlier_snapshots(run),
-            withdrawn=state_messages.withdrawn_of(run),
+            earlier=event_streams.earlier_snapshots(run),
+            withdrawn=event_streams.withdrawn_of(run),
             anchored=run.anchored,
             parameters=run.parameters,
             unconfirmed_steps=run.unconfirmed_steps,
             paused=run.is_paused,
-            end=state_messages.end_of(run, self.identity),
+            end=event_streams.end_of(run, self.identity),
             archived=run.archived,
-            changed=state_messages.changed_of(run),
+            changed=event_streams.changed_of(run),
             evaluations=[envelope for _, by in sorted(run.evaluations.items()) for envelope in by.values()],
         )
 

@@ -14,7 +14,7 @@ from coordinator.clock import admission, holder_counts, rules, wait_queue
 from coordinator.clock.effects import Denial
 from coordinator.clock.events import Disconnected, Reported
 from coordinator.clock.state import Run
-from coordinator.serving import clocks, doors, state_messages
+from coordinator.serving import clocks, doors, event_streams
 from coordinator.serving.calls import (
     Calls,
     Context,
@@ -27,9 +27,8 @@ from coordinator.serving.calls import (
 from coordinator.serving.event_loop import RunRuntime
 from coordinator.serving.gate import admitted
 from coordinator.serving.hub import Hub
-from coordinator.serving.identity_programs import IdentityPrograms
 from coordinator.serving.reading import ReadersBusyError, bootstrap
-from coordinator.serving.sessions import Sessions
+from coordinator.serving.sessions import IdentityPrograms, Sessions
 from protos import limits, version
 from protos.address import block_of, network_of, site
 from protos.changes import settings_body
@@ -156,9 +155,9 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             session_id=self.sessions.open(run.run_id, opened.public_key, network),
             head_step=run.head_step,
             head_hash=run.head_hash,
-            snapshot=state_messages.snapshot_ref(run, run.snapshot) if run.snapshot else None,
-            earlier=state_messages.earlier_snapshots(run),
-            withdrawn=state_messages.withdrawn_of(run),
+            snapshot=event_streams.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            earlier=event_streams.earlier_snapshots(run),
+            withdrawn=event_streams.withdrawn_of(run),
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
             settings=settings_body(run.settings_at(run.head_step)),
             used_twice=twice,

@@ -1,6 +1,8 @@
-"""Challenges, sessions and sequence numbers, so that no captured request can be played again.
+"""Challenges, sessions and sequence numbers, so that no captured request can be played again; and identities in use twice.
 
-Everything is bounded and in memory: after a restart peers simply join again.
+Everything is bounded and in memory: after a restart peers simply join again. Two programs with one identity at the same time
+are a home that was copied to another machine: each names a random token when it joins, and one that joins again after another
+took its place proves that both run. That refuses nobody: the newest session counts.
 """
 
 from __future__ import annotations
@@ -9,11 +11,54 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from protos.address import Network, site
+from protos.amounts import duration
 from protos.errors import Reason, Refusal
 from protos.limits import CHALLENGE_BYTES, SESSION_ID_BYTES
 from protos.rate_limiter import RateLimiter
+
+IDENTITIES_MAX: Final = 16_384
+KEPT: Final = 4
+"""Programs of one identity that are remembered."""
+
+
+@dataclass(frozen=True)
+class _Program:
+    token: bytes
+    network: Network
+    at_ms: int
+
+
+class IdentityPrograms:
+    """Of all runs."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[bytes, bytes], tuple[_Program, ...]] = OrderedDict()
+
+    def joined(
+        self, identity: tuple[bytes, bytes], token: bytes, network: Network, now_ms: int, *, connected: bool
+    ) -> str:
+        """A program joined. Returns why its identity seems to be in use twice; empty if it does not.
+
+        `identity`: run and public key; `connected`: a peer with this identity has an open stream.
+        """
+        if not token:  # of an older version
+            return ""
+        before = self._seen.pop(identity, ())
+        others = tuple(it for it in before if it.token != token)
+        self._seen[identity] = (*others, _Program(token, network, now_ms))[-KEPT:]
+        if len(self._seen) > IDENTITIES_MAX:
+            self._seen.popitem(last=False)
+        last = before[-1] if before else None
+        if last is None or last.token == token:
+            return ""
+        place = f"from {last.network}" if last.network else "from an unknown address"
+        if len(others) < len(before):
+            return f"another program uses it, too: it joined {duration((now_ms - last.at_ms) / 1000)} ago {place}"
+        return f"a program that uses it is connected now, {place}" if connected else ""
+
 
 CHALLENGES_MAX = 4096
 CHALLENGE_MS_MAX = 60_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-from coordinator.serving import identity_programs
-from coordinator.serving.identity_programs import IdentityPrograms
+from coordinator.serving import sessions
+from coordinator.serving.sessions import IdentityPrograms
 
 ADA = b"run", b"ada"
 HERE, THERE = ip_address("192.0.2.1"), ip_address("192.0.2.2")
@@ -34,6 +34,6 @@ def test_older_versions_and_too_many_identities_are_bounded() -> None:
     assert seen.joined(ADA, b"", HERE, 0, connected=True) == ""
     assert seen.joined(ADA, b"", THERE, 0, connected=True) == ""
     assert not seen._seen
-    for number in range(identity_programs.IDENTITIES_MAX + 10):
+    for number in range(sessions.IDENTITIES_MAX + 10):
         seen.joined((b"run", number.to_bytes(4, "big")), b"1", None, 0, connected=False)
-    assert len(seen._seen) == identity_programs.IDENTITIES_MAX
+    assert len(seen._seen) == sessions.IDENTITIES_MAX
