@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.commands import (
-    anchors,
     backups,
     checking,
     forks,
@@ -66,7 +65,7 @@ app.command("backup", epilog=EXIT_CODES)(backups.backup)
 app.command("restore", epilog=EXIT_CODES)(backups.restore)
 app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
-app.add_typer(anchors.app, name="anchor")
+app.add_typer(invites.anchor_app, name="anchor")
 app.add_typer(signing.app, name="order")
 app.add_typer(withdrawal.app, name="snapshot")
 app.add_typer(web_commands.app, name="web")

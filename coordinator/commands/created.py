@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coordinator.commands.anchors import USES
 from coordinator.commands.checking import Findings, refuse_second
+from coordinator.commands.invites import ANCHOR_USES
 from coordinator.commands.operator import Operator
 from protos.errors import OperatorError, Refusal
 from protos.invite import Invite
@@ -86,7 +86,7 @@ def create_run(operator: Operator, findings: Findings, start: Path | None = None
 def link_for_anchors(operator: Operator, genesis: log_pb2.Genesis, config: RunConfig) -> str | None:
     """A link to start anchors with, for a run that needs them and names none."""
     needs = config.trust.anchored and not config.trust.anchors
-    return operator.anchor_link(genesis, USES).link() if needs else None
+    return operator.anchor_link(genesis, ANCHOR_USES).link() if needs else None
 
 
 def print_created(

@@ -1,4 +1,6 @@
-"""The commands `swarmentum-coordinator invite ...`: tickets for runs in admission mode `invite`."""
+"""The commands `swarmentum-coordinator invite ...`: tickets for runs in admission mode `invite`; and `anchor create`: a link
+for processes whose reports on the state of a run count.
+"""
 
 from __future__ import annotations
 
@@ -133,3 +135,39 @@ def _when(ticket: ticket_pb2.Ticket) -> str:
     if not ticket.expires_unix_ms:
         return NEVER
     return datetime.fromtimestamp(ticket.expires_unix_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+ANCHOR_LABEL = "anchor"
+ANCHOR_USES = 4
+anchor_app = typer.Typer(
+    help="Make links for anchors: processes that only apply entries, and whose reports on the state count.",
+    no_args_is_help=True,
+)
+
+
+@anchor_app.command("create", epilog=EXIT_CODES)
+def create_anchor_link(
+    run: RunName,
+    uses: Annotated[
+        int, typer.Option(min=1, max=TICKET_USES_MAX, help="How many anchors may start with it.")
+    ] = ANCHOR_USES,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Make an anchor link of a run, and print it. The link's holder decides about the run's state, so keep it to yourself.
+
+    From the first anchor on, state digests and snapshots of the run count only from anchors. `invite revoke` revokes the link.
+    """
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    genesis = operator.find(run).genesis
+    link = operator.anchor_link(genesis, uses)
+    if as_json:
+        print_json({"run": link.run_id.hex(), "anchor": link.link()})
+        return
+    Console(soft_wrap=True).print(
+        "Run it beside the coordinator, or on another machine that is always on (no GPU needed). Keep the link to yourself:",
+        highlight=False,
+    )
+    print(f"swarmentum anchor {link.link()}")
