@@ -42,7 +42,7 @@ def audit_folder(
     configure_logging(as_json=as_json)
     with many_imports(said=not as_json):
         from node.archive import audit
-    from node.commands.person import link_from
+    from node.commands.options import link_from
     from node.config import load_settings
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -67,11 +67,11 @@ def export(
     need_node_extra()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(as_json=as_json, verbose=verbose)
-    from node.commands import person
+    from node.commands import options
 
     if not re.search(LICENCE, licence):
         raise OperatorError(f"--licence {licence}: {expected(LICENCE)}")
-    to = _Target(person.link_from(invite), folder, push_to_hub, public, every, keep, as_json, licence)
+    to = _Target(options.link_from(invite), folder, push_to_hub, public, every, keep, as_json, licence)
     raise typer.Exit(_export(to, settings()))
 
 
@@ -102,14 +102,14 @@ def _export(to: _Target, settings: PeerSettings) -> int:
     with many_imports(said=not to.as_json):
         from node.app import join
     from node.admission.consent import MachineRequest, must_ask
-    from node.commands import person
+    from node.commands import options
     from node.commands.credits import add_credits
     from node.training.exports import Series
 
     def agree(asked: MachineRequest) -> None:
-        if must_ask(asked, settings, can_ask=not to.as_json and person.can_be_asked()):
-            person.show(asked)
-            person.ask(asked)
+        if must_ask(asked, settings, can_ask=not to.as_json and options.can_be_asked()):
+            options.show(asked)
+            options.ask(asked)
 
     if to.every is not None:
         uploads = None

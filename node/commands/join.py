@@ -91,7 +91,7 @@ def _one_each(
 
 def _read(invite: str | None, invite_file: Path | None, *, as_json: bool, anchor: bool) -> str:
     """The link, checked and answered on the screen at once: torch takes seconds to load, a damaged link none to see."""
-    from node.commands.person import link_from
+    from node.commands.options import link_from
     from protos.invite import Invite
     from protos.text import printable
 
@@ -117,19 +117,19 @@ def _take_part(
         from node.app import Outcome
         from node.app import join as join_run
     from node.admission.consent import MachineRequest, must_ask
-    from node.commands import person
+    from node.commands import options
     from node.control import words
     from node.full_disk import outlasting
     from node.ranks.launch import launched
 
     def agree(asked: MachineRequest) -> None:
         if not as_json:
-            person.show(asked)
-        if must_ask(asked, settings, can_ask=not as_json and person.can_be_asked()):
-            person.ask(asked)
+            options.show(asked)
+        if must_ask(asked, settings, can_ask=not as_json and options.can_be_asked()):
+            options.ask(asked)
 
     def take_part(first: bool) -> Outcome:
-        asks = agree if first else person.agreed_before
+        asks = agree if first else options.agreed_before
         return join_run(link, settings, export, asks, anchor=anchor, stage=stage)
 
     if launched(os.environ) is None:
@@ -146,7 +146,7 @@ def _take_part(
     else:
         kept = f"; model: {summary.checkpoint}" if summary.checkpoint else ""
         print(f"step {summary.step}, state digest {summary.digest[:16]}{kept}", flush=True)
-        print(person.fitted(words.farewell(asdict(summary), anchor=anchor)), flush=True)
+        print(options.fitted(words.farewell(asdict(summary), anchor=anchor)), flush=True)
     if outcome.exit_code == EXIT_INTERRUPTED:
         leave()  # everything is saved and closed; the interpreter's own shutdown would take over a second
     raise typer.Exit(outcome.exit_code)

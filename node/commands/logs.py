@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from node.archive.log_file import export_log
-from node.commands.person import link_from
+from node.commands.options import link_from
 from protos.invite import Invite
 from protos.json_line import print_json
 

@@ -38,7 +38,7 @@ def install(
 
     Nobody can be asked later: add --yes if the run downloads something, and --allow-code or --allow-data if it needs them.
     """
-    from node.commands.person import link_from
+    from node.commands.options import link_from
     from node.service.definitions import Service
     from node.service.manager import manager
     from protos.invite import Invite

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from node.commands.person import link_from
+from node.commands.options import link_from
 from node.web.page_files import export_page
 from node.web.serve import Shown, serve
 from protos.invite import Invite

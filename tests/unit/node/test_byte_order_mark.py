@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.commands.forks import changes_of
 from coordinator.commands.options import settings
-from node.commands.person import link_from
+from node.commands.options import link_from
 from node.config import load_settings
 from protos import toml_file
 from protos.errors import OperatorError
