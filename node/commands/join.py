@@ -138,7 +138,7 @@ def _take_part(
         outcome = take_part(True)  # the other ranks have ended, and torchrun ends this one
     summary = outcome.summary
     if summary.checkpoint and outcome.exit_code == 0:
-        from node.commands.credits import add_credits
+        from node.commands.copies import add_credits
 
         add_credits(link, Path(summary.checkpoint), summary.step)
     if as_json:
