@@ -1,4 +1,5 @@
-"""`swarmentum audit-folder`: all that a group has to show of a run, in one folder that says how to verify it.
+"""`swarmentum audit-folder` and `export-log`: what a group has to show of a run, in one folder that says how to verify it; and
+the signed log alone.
 
 The folder is there whole or not at all. Refuses a folder that is not empty.
 """
@@ -13,8 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
-from node.commands.options import Json, need_node_extra
+from node.archive.log_file import export_log
+from node.commands.options import Json, link_from, need_node_extra
 from node.commands.setting_options import option
 from node.imports import many_imports
 from protos.console import configure_logging
@@ -113,3 +117,18 @@ def _source(config: RunConfig, number: int, folder: Path, private: bool) -> dict
     name = f"manifest-{number + 1}.json"
     write_bytes(folder / name, data)
     return made | {"manifest": name}
+
+
+def export_log_file(link: str, file: Path, *, as_json: bool) -> None:
+    """Write the log, and print what it is."""
+    invite = Invite.parse(link_from(link))
+    with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
+        task = progress.add_task("reading the log", total=None)
+        steps = export_log(invite, file, lambda step, of: progress.update(task, completed=step, total=of))
+    if as_json:
+        values = {"event": "exported", "file": str(file), "steps": steps, "bytes": file.stat().st_size}
+        print_json({**values, "run": invite.run_id.hex()})
+        return
+    print(
+        f"The log of run {invite.run_id.hex()[:16]}, steps 1 to {steps}, is in {file}. `swarmentum ledger {file}` checks it."
+    )
