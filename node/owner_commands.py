@@ -16,8 +16,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from node.control.control_server import Answer
-from node.control.moments import SECONDS_MAX
-from node.control.owner_requests import Ending
+from node.control.owner_requests import SECONDS_MAX, Ending
 from node.control.recent import RecentLogLines
 from node.control.vote_history import STEPS_KEPT
 from node.donor.owner_settings import KEYS

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from node.commands.options import Json
-from node.control import moments, words
+from node.control import owner_requests, words
 from node.control.control_server import call
 from protos.amounts import amount, duration
 from protos.errors import SwarmentumError
@@ -49,7 +49,7 @@ def pause(
     as_json: Json = False,
 ) -> None:
     """Stop the training of a peer on this machine. The peer stays in the run, applies the log, and keeps its place."""
-    seconds = moments.seconds_of(for_, until, datetime.now())  # noqa: DTZ005 - the owner's clock on the wall
+    seconds = owner_requests.seconds_of(for_, until, datetime.now())  # noqa: DTZ005 - the owner's clock on the wall
     again = "`swarmentum resume` lets it train again"
     if seconds is not None:
         again = f"it trains again in {duration(seconds)}, or after `swarmentum resume`"

@@ -7,8 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from node.control.moments import seconds_of
-from node.control.owner_requests import OwnerRequests
+from node.control.owner_requests import OwnerRequests, seconds_of
 from protos.errors import OperatorError
 
 NOON = datetime(2026, 11, 26, 12, 0, 30)  # noqa: DTZ001 - a clock on a wall
