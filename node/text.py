@@ -15,8 +15,7 @@ from node.admission.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
 from node.data.corpus import open_corpus
 from node.data.manifest import MANIFEST, ShardManifest, parse, sha256_of
-from node.data.mixed import MixedSamples
-from node.data.samples import Samples
+from node.data.samples import MixedSamples, Samples
 from node.data.shard_cache import Cache, Folder, Shards, manifest_of
 from node.data.shards import ShardedSamples
 from node.data.survey import left_out_of

@@ -31,8 +31,7 @@ from coordinator.serving.sessions import Sessions
 from coordinator.store.journal import Journal
 from node.assemble import Home, LateDoor, assemble
 from node.blobs.payloads import Payloads
-from node.data.mixed import MixedSamples
-from node.data.samples import Samples
+from node.data.samples import MixedSamples, Samples
 from node.link.client import CoordinatorClient, check_genesis
 from node.link.coordinators import Coordinators
 from node.model.gradients import GradResult

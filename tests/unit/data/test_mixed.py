@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from coordinator.commands.checking import checked
 from node.admission.consent import request
 from node.config import load_settings
-from node.data.mixed import MixedSamples
-from node.data.samples import Samples
+from node.data.samples import MixedSamples, Samples
 from node.text import open_text
 from protos.assignment import Range
 from protos.errors import DataError, OperatorError
