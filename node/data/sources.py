@@ -15,8 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
 
-from node.data.arrow_rows import ARROW, PARQUET, arrow, parquet
-from node.data.rows import BOM_BYTES, JSON, JSON_LINES, TABLES, Rows, json_lines, json_rows, table
+from node.data.rows import (
+    ARROW,
+    BOM_BYTES,
+    JSON,
+    JSON_LINES,
+    PARQUET,
+    TABLES,
+    Rows,
+    arrow,
+    json_lines,
+    json_rows,
+    parquet,
+    table,
+)
 from node.data.tally import LeftOutReason, Tally
 from node.data.unpack import PackedError, inner_name, opened
 from node.data.walk import file_size, mode_of, walk
