@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.begun import Begun, begun, close, save
-from node.data.encoder import Encoder
 from node.data.manifest import MANIFEST, SHARDS_MAX, Shard, ShardManifest, sha256_of
 from node.data.permutation import SHUFFLED_TOKENS, shuffled
 from node.data.sources import HUB, Source, documents
 from node.data.survey import survey
 from node.data.tally import ALLOW, Reading, Tally
-from node.data.tokenizer import Tokenizer
+from node.data.tokenizer import Encoder, Tokenizer
 from node.data.tokens import parts_of
 from protos.disk import write_bytes
 from protos.errors import DataError

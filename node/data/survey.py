@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.data.corpus import is_tokens
-from node.data.encoder import Encoder
 from node.data.manifest import MANIFEST, ShardManifest
 from node.data.shard_cache import manifest_of
 from node.data.sources import HUB, Source, documents, files_of, has_rows
 from node.data.tally import ALLOW, SHARE_MAX, LeftOutReason, Reading, Tally
-from node.data.tokenizer import Tokenizer
+from node.data.tokenizer import Encoder, Tokenizer
 from node.data.tokens import parts_of
 from node.data.walk import file_size
 

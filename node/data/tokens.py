@@ -15,12 +15,11 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from node.data.encoder import Encoder
 from node.data.rows import BOM_BYTES
 from node.data.sources import Document, check_text
 from node.data.tally import Tally
 from node.data.token_file import FileTokens
-from node.data.tokenizer import Tokenizer
+from node.data.tokenizer import Encoder, Tokenizer
 from protos.disk import write_atomic
 from protos.errors import DataError
 

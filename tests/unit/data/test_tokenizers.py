@@ -11,13 +11,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from node.data.build import build
 from node.data.corpus import Corpus, open_corpus
-from node.data.encoder import narrowed
 from node.data.manifest import parse, sha256_of
 from node.data.shard_cache import Folder, Shards, manifest_of
 from node.data.shards import ShardedSamples
 from node.data.sources import Source
 from node.data.tally import LeftOutError
-from node.data.tokenizer import HuggingFaceTokenizer, load_tokenizer, sha256_of_tokenizer
+from node.data.tokenizer import HuggingFaceTokenizer, load_tokenizer, narrowed, sha256_of_tokenizer
 from protos.errors import TokenizerError
 
 CONTROL = ["<s>", "<|end|>", "[PAD]"]
