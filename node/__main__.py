@@ -332,9 +332,9 @@ def export_log(
     """Write a run's signed log to a file, which anybody can check without its coordinator: `swarmentum ledger FILE`."""
     need_node_extra()
     configure_logging(as_json=as_json)
-    from node.commands.audit_folder import export
+    from node.commands.audit_folder import export_log_file
 
-    export(invite, file, as_json=as_json)
+    export_log_file(invite, file, as_json=as_json)
 
 
 @_command(OPERATE)

@@ -39,7 +39,11 @@ STATE_FORMAT: Final = 1
 
 @dataclass(frozen=True)
 class Begun:
-    """What is on the disk. `key`: of text, tokenizer and options. `texts_sha256`: of the documents whose lengths are known.
+    """A build that is not through: what it has on the disk so far, beside its shards, so that it can go on after a break.
+
+    Kept for each shard, in one atomic step: the shards with their hashes, and the length of each document so far. Lengths and
+    seed decide the order, so a build that goes on encodes only documents that no shard has yet. Refuses to go on with another
+    text. `key`: of text, tokenizer and options. `texts_sha256`: of the documents whose lengths are known.
 
     `ended`: the text was read to its end. `lost`: what the tokenizer lost of these documents, see `Tally.saved`.
     """

@@ -1,4 +1,6 @@
-"""Rows of text: JSON Lines, JSON, CSV and TSV, packed or not. A bad row is named with its file and line, counted and skipped.
+"""Rows of text: JSON Lines, JSON, CSV and TSV, packed or not; Parquet and Arrow with pyarrow, of the extra `data`.
+
+A bad row is named with its file and line, counted and skipped.
 
 Refuses: a row longer than LINE_BYTES_MAX, one whose text no UTF-8 can hold (half an emoji), one that names its column twice.
 """

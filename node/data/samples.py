@@ -106,7 +106,11 @@ Places = npt.NDArray[np.int64]
 
 
 class MixedSamples(Samples):
-    """Training and validation windows over several sources."""
+    """Windows over several sources: a function of the index, the weights and the seed (protos/mixture.py, ADR 47).
+
+    Each source has an order of its own, as if it were alone, and goes through it once an epoch of its own. A change of weights
+    skips at most a block of each source. Checks of other peers' votes read the same samples, because only the index counts.
+    """
 
     def __init__(self, sources: Sequence[Samples], phases: Sequence[MixturePhase], seed: int) -> None:
         contexts = {source.context for source in sources}

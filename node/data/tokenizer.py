@@ -268,7 +268,11 @@ def narrowed(ids: npt.NDArray[Any], vocabulary: int, dtype: np.dtype[Any]) -> np
 
 
 class Encoder:
-    """A tokenizer that counts. `tally` gets what was lost; `see` and `seen` count text that somebody encoded before."""
+    """A tokenizer that counts what it loses, and gives ids of a small type. Refuses an id beyond the tokenizer's vocabulary:
+    narrowed, 70,000 would become 4,464 without a word.
+
+    `tally` gets what was lost; `see` and `seen` count text that somebody encoded before.
+    """
 
     def __init__(self, tokenizer: Tokenizer, tally: Tally, dtype: np.dtype[Any] | None = None) -> None:
         self.tokenizer, self.tally = tokenizer, tally
