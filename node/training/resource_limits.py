@@ -18,9 +18,8 @@ from node.data.shard_cache import Cache
 from node.donor import awake
 from node.donor.conditions import MachineFacts, State, states
 from node.donor.disk_shares import Kept, allowed
-from node.donor.gpu import GpuPrograms
 from node.donor.live import Applies, Live
-from node.donor.machine_facts import Machine
+from node.donor.machine_facts import GpuPrograms, Machine
 from node.donor.month import Month
 from node.donor.owner_settings import CONDITIONS, LiveSettings
 from node.donor.priority import Priority

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from node.donor import machine_facts
-from node.donor.gpu import DRAWS_BYTES_MIN, GpuPrograms
+from node.donor.machine_facts import DRAWS_BYTES_MIN, GpuPrograms
 from node.donor.owner_settings import LiveSettings
 
 GNOME = "(uint64 83125,)\n"
@@ -134,6 +134,6 @@ def test_programs_on_a_gpu_are_told_without_this_peer_the_desktop_and_what_only_
         drawing.clear()
         computing.append(on(foreign.pid, None))
         assert programs.others() == (foreign.name(),)
-        monkeypatch.setattr("node.donor.gpu.DESKTOP", frozenset({foreign.name()}))
+        monkeypatch.setattr("node.donor.machine_facts.DESKTOP", frozenset({foreign.name()}))
         assert programs.others() == ()
         own.kill()
