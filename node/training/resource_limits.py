@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,6 @@ from node.donor.live import Applies, Live
 from node.donor.machine_facts import GpuPrograms, Machine
 from node.donor.month import Month
 from node.donor.owner_settings import CONDITIONS, LiveSettings
-from node.donor.priority import Priority
 from node.donor.watch import ConditionWatch
 from node.model.room import limit
 from node.swarm.view import Counters
@@ -31,6 +32,29 @@ from node.training.recording import StepRecorder
 from node.training.throttle import Throttle
 from protos.errors import NetworkError
 from protos.owner import NOBODY, Owner
+
+TASKS = Path("/proc/self/task")
+LATER = "the system lets a program only lower its priority, so nice {} counts from the next start on"
+
+
+class Priority:
+    """Of this process. Off means the priority that the process started with."""
+
+    def __init__(self) -> None:
+        self._first = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def set(self, nice: int | None) -> str:
+        """Take the priority. Returns why it cannot be taken now; empty: every thread has it."""
+        wanted = self._first if nice is None else max(nice, self._first)
+        threads = [int(task.name) for task in TASKS.iterdir()] if sys.platform == "linux" else [0]
+        try:
+            for thread in threads:
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.setpriority(os.PRIO_PROCESS, thread, wanted)
+        except PermissionError:
+            return LATER.format(wanted)
+        return ""
+
 
 NO_TRAINING = "an anchor does not train, so no condition pauses it; `swarmentum leave` ends it"
 SIGNATURE_IGNORED = (

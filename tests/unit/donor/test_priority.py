@@ -9,7 +9,7 @@ import pytest
 
 CODE = """
 import os, threading
-from node.donor.priority import TASKS, Priority
+from node.training.resource_limits import TASKS, Priority
 stop = threading.Event()
 threading.Thread(target=stop.wait, daemon=True).start()
 first, priority = os.getpriority(os.PRIO_PROCESS, 0), Priority()
