@@ -21,7 +21,7 @@ class FlowDirection:
 
     def __init__(self, rate: Callable[[], float | None] = lambda: None) -> None:
         self.shut = False
-        """Whether the month's bytes are used up. `node/donor/watch.py` writes it, from another thread."""
+        """Whether the month's bytes are used up. `ResourceLimits` writes it, from another thread."""
         self._rate = rate
         self._free_at = 0.0
         self._relayed = 0

@@ -69,7 +69,7 @@ class OwnerRequests:
     def __init__(self, clock: Callable[[], float] = awake_or_asleep) -> None:
         self._clock, self._until, self._why = clock, -math.inf, BY_OWNER
         self.held = ""
-        """Why a condition of the owner's settings pauses the peer; empty: none does. `node/donor/watch.py` writes it."""
+        """Why a condition of the owner's settings pauses the peer; empty: none does. `ConditionWatch` writes it."""
         self.ending: Ending | None = None
 
     def pause(self, why: str = BY_OWNER, seconds: float = math.inf) -> None:

@@ -13,7 +13,7 @@ from node.control.owner_requests import OwnerRequests
 from node.donor.conditions import MachineFacts, State, decide, states
 from node.donor.live import Live
 from node.donor.owner_settings import LiveSettings
-from node.donor.watch import ConditionWatch
+from node.training.resource_limits import ConditionWatch
 
 MONDAY_NINE = 9 * 60
 FACTS = MachineFacts(MONDAY_NINE)
