@@ -112,7 +112,7 @@ def evaluated(folder: Path, python: str | None, options: list[str]) -> dict[str,
 
 def _refuse_kernels(file: Path) -> None:
     """Raises OperatorError for a configuration that would have transformers fetch code."""
-    from node.model.attention import foreign_attention
+    from node.model.spec import foreign_attention
 
     try:
         config = json.loads(file.read_bytes())

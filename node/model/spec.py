@@ -20,13 +20,41 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
-from node.model.attention import foreign_attention
 from node.model.own_loop import has_own_loop
 from node.model.portable_draws import Mode, nothing_drawn, portable_random
 from node.model.sliced_loss import logits_of
 from node.quiet import quiet_libraries
 from protos.errors import OperatorError
 from protos.safe_path import import_from_working_folder
+
+ATTENTION_CHOICES: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+ATTENTION_KEYS: Final = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+DEPTH_MAX: Final = 16
+"""Configurations hold those of their parts, two or three deep."""
+
+
+def foreign_attention(config: Mapping[str, Any]) -> str:
+    """The attention that a model's configuration names: one of the library's own, and never code that it would fetch from
+    the hub.
+
+    transformers fetches and runs a kernel if one of these keys names a repository, at any depth of the configuration. Pure.
+
+    The first key whose attention is not the library's own, and what is expected; empty if there is none.
+    """
+    return next(_foreign(config, "", 0), "")
+
+
+def _foreign(config: Mapping[str, Any], place: str, depth: int) -> Iterator[str]:
+    for key, value in config.items():
+        named = value.values() if isinstance(value, Mapping) else (value,)
+        if key in ATTENTION_KEYS and any(each is not None and each not in ATTENTION_CHOICES for each in named):
+            yield f"{place}{key} = {value!r}: expected one of {', '.join(ATTENTION_CHOICES)}"
+        elif isinstance(value, Mapping):
+            if depth == DEPTH_MAX:
+                yield f"{place}{key}: tables lie more than {DEPTH_MAX} deep; no model needs that"
+            else:
+                yield from _foreign(value, f"{place}{key}.", depth + 1)
+
 
 # A small Llama over bytes: 885,888 parameters. Widths are multiples of 64, so that no chunk of the layout is padded.
 SMALL_LLAMA: Final[Mapping[str, Any]] = {
