@@ -16,7 +16,6 @@ from torch.nn.parameter import is_lazy
 
 from node.model.config_keys import idle_keys
 from node.model.examine import FAILURES, Examination, PassError, examine
-from node.model.own_loop import has_own_loop
 from node.model.shrunken import copies
 from node.model.spec import (
     REFUSALS,
@@ -26,6 +25,7 @@ from node.model.spec import (
     build,
     build_meta,
     configuration,
+    has_own_loop,
     parameter_count,
 )
 

@@ -20,12 +20,34 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
-from node.model.own_loop import has_own_loop
 from node.model.portable_draws import Mode, nothing_drawn, portable_random
 from node.model.sliced_loss import logits_of
 from node.quiet import quiet_libraries
 from protos.errors import OperatorError
 from protos.safe_path import import_from_working_folder
+
+OWN_LOOP: Final = "own_loop"
+"""The attribute of a module."""
+
+
+def has_own_loop(model: nn.Module) -> bool:
+    """A model that only programs train (`swarmentum.join`), since it takes no tokens or gives no logits: `own_loop = True`.
+
+    The run then makes its first parameters from the model's code, and nobody calls it. Refuses the built-in loop.
+
+    Whether its peers bring loops of their own.
+    """
+    return getattr(model, OWN_LOOP, False) is True
+
+
+def check_built_in(model: nn.Module) -> None:
+    """Raises OperatorError for a model that the built-in loop cannot train."""
+    if has_own_loop(model):
+        raise OperatorError(
+            "the run's model has own_loop = True: programs train it with swarmentum.join (docs/python.md), and the command "
+            "`swarmentum join` has no loss for it. `swarmentum anchor` can serve the run"
+        )
+
 
 ATTENTION_CHOICES: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION_KEYS: Final = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
