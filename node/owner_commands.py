@@ -20,7 +20,7 @@ from node.control.owner_requests import SECONDS_MAX, Ending
 from node.control.recent import RecentLogLines
 from node.control.vote_history import STEPS_KEPT
 from node.donor.owner_settings import KEYS
-from node.model.load import Meter
+from node.model.room import Meter
 from node.training.loop import Trainer
 from node.training.resource_limits import ResourceLimits
 from protos.errors import SwarmentumError

@@ -1,4 +1,4 @@
-"""How much memory is free on a device now: of a GPU, or of this machine within its container's limit.
+"""How much memory is free on a device now (of a GPU, or of this machine within its container's limit), and how busy it is.
 
 Reads what the driver and Linux say. Refuses to guess: None where neither says anything.
 """
@@ -6,10 +6,15 @@ Reads what the driver and Linux say. Refuses to guess: None where neither says a
 from __future__ import annotations
 
 import os
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
+
+from protos.cores import usable_cores
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -101,3 +106,65 @@ def _numbers(file: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+MEASURED_SECONDS_MIN = 0.5
+
+
+@dataclass(frozen=True)
+class Load:
+    """`busy`: the device's busy part, between 0 and 1. `own`: bytes of memory that this peer has, of `total` on the device."""
+
+    busy: float | None
+    own: int | None
+    used: int | None
+    """By all programs."""
+    total: int | None
+
+
+class Meter:
+    """Of one device, while this process trains on it. For a CPU: the cores that this process keeps busy, of all cores."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._process = psutil.Process()
+        self._lock = threading.Lock()
+        self._at, self._cpu_seconds = time.monotonic(), _cpu_seconds(self._process)
+        self._busy: float | None = None
+
+    def read(self) -> Load:
+        """The load since the reading before; for a GPU, what its driver says. From any thread."""
+        room = room_of(self._device)
+        used = None if room is None else room.total - room.free
+        own = (
+            torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else self._process.memory_info().rss
+        )
+        busy = _cuda_busy(self._device) if self._device.type == "cuda" else self._cpu_busy()
+        return Load(busy, own, used, None if room is None else room.total)
+
+    def _cpu_busy(self) -> float | None:
+        if self._device.type != "cpu":
+            return None
+        with self._lock:
+            now, seconds = time.monotonic(), _cpu_seconds(self._process)
+            if now - self._at >= MEASURED_SECONDS_MIN:
+                self._busy = min((seconds - self._cpu_seconds) / (now - self._at) / usable_cores(), 1.0)
+                self._at, self._cpu_seconds = now, seconds
+            return self._busy
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _cuda_busy(device: torch.device) -> float | None:
+    """None without NVIDIA's library, or on a card that does not say."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return None
+    try:
+        return torch.cuda.utilization(device) / 100
+    except (pynvml.NVMLError, RuntimeError):
+        return None
