@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from node.operator_page.page_routes import app_of
-from node.operator_page.pipe import Pipe
+from node.operator_page.page_routes import Pipe, app_of
 from node.web.server import listening, server_of, url_of
 from protos.console import configure_logging, exit_with
 from protos.json_line import print_json

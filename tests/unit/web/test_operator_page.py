@@ -21,7 +21,7 @@ from coordinator.web import requests
 from coordinator.web.__main__ import Child, line_of
 from coordinator.web.action_log import BEGUN, FILE_BYTES_MAX, OLDER_FILE, RECORD_FILE, Record
 from coordinator.web.requests import NO_SESSION, SESSION_SECONDS_MAX, SESSIONS_MAX, WRONG_TOKEN, OperatorReply, Requests
-from node.operator_page import pipe
+from node.operator_page import page_routes
 from node.operator_page.page_routes import BODY_BYTES_MAX, LOGINS_AT_ONCE, TOKEN, app_of
 from node.web.server import listening, server_of
 from protos.errors import OperatorError
@@ -61,11 +61,11 @@ class Behind:
     def __init__(self, requests: Requests) -> None:
         self.requests, self.asked = requests, 0
 
-    async def ask(self, values: dict[str, Any]) -> pipe.PipeReply:
+    async def ask(self, values: dict[str, Any]) -> page_routes.PipeReply:
         self.asked += 1
         answer = await self.requests.answer(json.dumps(values).encode())
         told = json.loads(line_of(1, answer))
-        return pipe.PipeReply(told["status"], told["body"], told["cookie"])
+        return page_routes.PipeReply(told["status"], told["body"], told["cookie"])
 
 
 @dataclass
