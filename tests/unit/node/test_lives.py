@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from node.overlay import incarnations
-from node.overlay.incarnations import Incarnations
+from node.overlay import host
+from node.overlay.host import Incarnations
 from protos.errors import NetworkError
 from protos.identity import Identity, public_key_of
 
@@ -37,7 +37,7 @@ class Peer:
     async def open(self, remote: bytes, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if remote not in self.world:
             raise NetworkError("nobody is there")
-        assert protocol == incarnations.PROTOCOL
+        assert protocol == host.PROTOCOL
         here, there = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=there)
         other = self.world[remote]
@@ -60,7 +60,7 @@ def world() -> dict[bytes, Peer]:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incarnations, "REDIAL_SECONDS", 0.0)
+    monkeypatch.setattr(host, "REDIAL_SECONDS", 0.0)
 
 
 async def test_peers_that_meet_for_the_first_time_drop_nothing(world: dict[bytes, Peer]) -> None:
@@ -106,7 +106,7 @@ async def test_peers_that_do_not_answer_are_left_alone(
     ada, gone = Peer(world), Identity.generate()
     await ada.lives.meet({gone.peer_id})
     assert ada.dropped == ada.dialled == []
-    monkeypatch.setattr(incarnations, "SECONDS_MAX", 0.05)
+    monkeypatch.setattr(host, "SECONDS_MAX", 0.05)
     silent = Peer(world)
     ends: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -125,7 +125,7 @@ async def test_peers_that_do_not_answer_are_left_alone(
 async def test_a_stranger_makes_nobody_remember_more_than_the_limit(
     world: dict[bytes, Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incarnations, "KNOWN_MAX", 3)
+    monkeypatch.setattr(host, "KNOWN_MAX", 3)
     ada = Peer(world)
     others = [Peer(world) for _ in range(5)]
     for other in others:
