@@ -34,7 +34,6 @@ from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import JoinFacts
-from node.training.checker import Checker
 from node.training.digest_reporter import DigestReporter
 from node.training.ending import EffectiveSettings, LastStep, apply_end
 from node.training.fork_start import Start
@@ -49,6 +48,7 @@ from node.training.spans import Spans
 from node.training.telemetry import StepLog, Summary
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
+from node.training.vote_checks import Checker
 from node.wire.codec import payload_hash
 from protos.errors import DivergedError
 from protos.figures import loss_of, rate
