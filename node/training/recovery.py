@@ -23,9 +23,8 @@ from node.swarm.events import Resync, Snapshot
 from node.training.divergence import BadSnapshotError, Divergence
 from node.training.fork_start import Start
 from node.training.keeper import Keeper
-from node.training.loading import Loading
 from node.training.replica import Replica
-from node.training.sync import fetch_snapshot
+from node.training.sync import Loading, fetch_snapshot
 from protos.disk import write_bytes
 from protos.errors import DivergedError, NetworkError, Reason, Refusal, StoppedError
 from protos.log import SignedEntry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.training.loading import TOLD_SECONDS, Loading
+from node.training.sync import TOLD_SECONDS, Loading
 
 
 def test_rate_and_time_left_count_from_the_first_piece() -> None:
