@@ -39,8 +39,7 @@ from node.training.ending import EffectiveSettings, LastStep, apply_end
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
 from node.training.keeper import Keeper
-from node.training.maker import NoVotes
-from node.training.pending_gradient import PendingGradient
+from node.training.maker import NoVotes, PendingGradient
 from node.training.recording import StepRecorder
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica

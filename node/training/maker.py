@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -20,6 +21,18 @@ from node.model.sliced_loss import loss as next_token_loss
 from node.model.spec import check_built_in
 from protos.assignment import Range
 from protos.errors import OperatorError
+
+
+@dataclass(frozen=True)
+class PendingGradient:
+    """A gradient that waits to become votes.
+
+    A gradient in `.grad`, on the samples of `step`, before the peer has made votes from it.
+    """
+
+    result: GradResult
+    seconds: float
+    step: int
 
 
 class NoVotes(Exception):  # noqa: N818 - nothing failed: this peer has nothing to say in this step

@@ -17,7 +17,7 @@ from node.swarm.view import Counters
 from node.training.copier import Copier
 from node.training.ending import LastStep
 from node.training.loop import Trainer
-from node.training.pending_gradient import PendingGradient
+from node.training.maker import PendingGradient
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from protos.assignment import Range, SampleShare
