@@ -21,8 +21,7 @@ from node.swarm.events import Event
 from node.swarm.parts import REAL, Outside, build
 from node.swarm.session import Session
 from node.swarm.view import Counters
-from node.training.copier import Copier, Following
-from node.training.exports import Exports
+from node.training.exports import Copier, Exports, Following
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
 from node.training.loop import Trainer
