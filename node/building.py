@@ -21,8 +21,8 @@ from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
 from node.training.handover import Handover
 from node.training.host_maker import HostMaker
-from node.training.methods import demo_config, local_config
 from node.training.need import Memory, kind_of
+from node.training.optimizers import demo_config, local_config
 from node.training.replica import Replica
 from protos.errors import OperatorError
 from protos.model_config import ModelConfig

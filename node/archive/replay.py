@@ -19,7 +19,7 @@ from node.archive.files import Genesis, Segment
 from node.optim.digest import part_of, state_digest
 from node.snapshot.elsewhere import is_start
 from node.snapshot.pieces import SnapshotManifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
-from node.training.methods import optimizer_of
+from node.training.optimizers import optimizer_of
 from node.training.replica import BASE_PREFIX
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor, bytes_max, open_aggregate

@@ -22,7 +22,7 @@ from node.data.tokenizer import load_tokenizer
 from node.export.first_look import tried
 from node.model.dry_run import check_keys, shapes_of
 from node.model.spec import ModelSpec, parameter_count
-from node.training.methods import form_of
+from node.training.optimizers import form_of
 from protos import toml_file
 from protos.errors import OperatorError, SwarmentumError
 from protos.json_line import print_json

@@ -22,8 +22,8 @@ from node.model.device import autocast, pick_device, short_copy
 from node.model.gradients import accumulate_gradients
 from node.model.size import Effort
 from node.model.spec import ModelSpec, build_meta, parameter_count
-from node.training.methods import form_of
 from node.training.need import Memory
+from node.training.optimizers import form_of
 from protos.cores import usable_cores
 from protos.run_config import RunConfig
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from node.model.room import DeviceMemory
 from node.model.size import BYTES_A_NUMBER, ModelSize
 from node.optim.second_moment import Kind
-from node.training.methods import demo_config
+from node.training.optimizers import demo_config
 from protos.amounts import amount, count
 from protos.optimizer_config import OptimizerConfig
 

@@ -27,8 +27,7 @@ from node.snapshot.image import Image, Spare, SpareDisk, SpareMemory
 from node.snapshot.pieces import SnapshotManifest, describe, load, pack, parameters_of
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
 from node.training.maker import BuiltIn, GradientMaker
-from node.training.methods import local_config
-from node.training.optimizers import LocalOptimizer, Optimizer, own_optimizer
+from node.training.optimizers import LocalOptimizer, Optimizer, local_config, own_optimizer
 from node.wire.codec import Update, encode_update, payload_hash
 from protos.assignment import Range, split_samples
 from protos.errors import OperatorError

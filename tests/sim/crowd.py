@@ -25,7 +25,7 @@ from coordinator.clock.records import EntryCommitted, SnapshotFact
 from node.optim.demo import DeMo
 from node.optim.digest import state_digest
 from node.swarm.inbox import Inbox
-from node.training.methods import demo_config
+from node.training.optimizers import demo_config
 from node.wire.codec import Update, encode_update, payload_hash
 from node.wire.validate import UpdateDoor
 from protos.envelope import Kind, seal

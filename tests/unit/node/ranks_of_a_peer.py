@@ -27,7 +27,7 @@ from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
 from node.snapshot.private import load_private
-from node.training.methods import demo_config, local_config
+from node.training.optimizers import demo_config, local_config
 from node.training.replica import Replica
 from protos.assignment import Range
 from protos.errors import OperatorError

@@ -11,7 +11,7 @@ from node.optim.digest import state_digest
 from node.optim.exact import orthogonal
 from node.optim.exact.orthogonal import orthogonalised
 from node.optim.layout import Layout
-from node.training.methods import demo_config
+from node.training.optimizers import demo_config
 from protos.optimizer_config import OptimizerConfig
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from node.optim.exact.chunkwise import orthogonal_chunks
 from node.optim.layout import CONVOLUTION, Layout
 from node.optim.torch_optimizer import DeMoOptimizer
 from node.optim.votes import groups as votes
-from node.training.methods import demo_config
+from node.training.optimizers import demo_config
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import RunConfig, config_from_json
 

@@ -13,7 +13,7 @@ from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.base import BY_CHUNKS
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.training.methods import demo_config
+from node.training.optimizers import demo_config
 from protos.optimizer_config import BaseOptimizerConfig, OptimizerConfig
 
 

@@ -17,7 +17,7 @@ from node.optim.torch_optimizer import DeMoOptimizer
 from node.optim.votes import places
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
-from node.training.methods import demo_config
+from node.training.optimizers import demo_config
 from node.training.vote_checks import overlap, seen_votes
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig

@@ -17,7 +17,7 @@ from node.optim.digest import state_digest
 from node.optim.local import LocalConfig
 from node.optim.nesterov import Nesterov
 from node.optim.torch_optimizer import DeMoOptimizer
-from node.training.methods import demo_config, local_config
+from node.training.optimizers import demo_config, local_config
 from protos import toml_file
 from protos.optimizer_config import OptimizerConfig
 from protos.optimizer_defaults import RECIPES

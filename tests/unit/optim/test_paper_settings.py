@@ -16,7 +16,7 @@ from node.optim.demo import DeMo
 from node.optim.local import LocalConfig
 from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.torch_optimizer import DeMoOptimizer
-from node.training.methods import form_of, optimizer_of, paper_config
+from node.training.optimizers import form_of, optimizer_of, paper_config
 from node.training.replica import Replica
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig, config_from_json

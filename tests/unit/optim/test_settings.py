@@ -23,7 +23,7 @@ from node.optim.layout import Layout, kinds_of
 from node.optim.second_moment import SecondMoment
 from node.optim.tables import TABLES, is_named_table
 from node.optim.torch_optimizer import DeMoOptimizer
-from node.training.methods import demo_config
+from node.training.optimizers import demo_config
 from protos.errors import Refusal
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import RunConfig

@@ -25,7 +25,7 @@ from node.optim.votes import silence
 from node.optim.votes.groups import NotANumber, VotesError
 from node.optim.votes.payload import Format
 from node.optim.votes.places import SCHEMES, Draw
-from node.training.methods import demo_config
+from node.training.optimizers import demo_config
 from protos import optimizer_config
 from protos.optimizer_config import OptimizerConfig
 
