@@ -49,8 +49,7 @@ from node.training.loop import EVENT_SECONDS_MAX, Trainer
 from node.training.need import Memory
 from node.training.replica import Replica
 from node.training.resource_limits import ResourceLimits
-from node.training.spans import Spans
-from node.training.telemetry import Summary
+from node.training.telemetry import Spans, Summary
 from node.training.uplink import VoteSize
 from protos.console import lock_home
 from protos.disk import DiskError

@@ -29,8 +29,7 @@ from node.training.maker import BuiltIn
 from node.training.recording import StepRecorder
 from node.training.recovery import Stopping
 from node.training.replica import Replica
-from node.training.spans import Spans
-from node.training.telemetry import StepLog, Summary
+from node.training.telemetry import Spans, StepLog, Summary
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import Update

@@ -13,8 +13,7 @@ from typing import Any, Final
 from node.config import PeerSettings
 from node.swarm.view import Counters
 from node.training.loop import Trainer
-from node.training.spans import Spans
-from node.training.telemetry import serve_metrics
+from node.training.telemetry import Spans, serve_metrics
 from node.training.trackers import Tracking, open_tracker
 from protos.identity import Identity
 from protos.tracing import Tracing

@@ -23,7 +23,7 @@ from node.snapshot.private import PrivateStateError, write_private
 from node.snapshot.store import SnapshotStore
 from node.training.recording import StepRecorder
 from node.training.replica import THREAD_SAFE, Describe, Replica
-from node.training.spans import Spans
+from node.training.telemetry import Spans
 from protos.cores import usable_cores
 from protos.disk import DiskError
 from protos.limits import SNAPSHOT_PIECE_BYTES

@@ -43,8 +43,7 @@ from node.training.maker import NoVotes, PendingGradient
 from node.training.recording import StepRecorder
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
-from node.training.spans import Spans
-from node.training.telemetry import StepLog, Summary
+from node.training.telemetry import Spans, StepLog, Summary
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.training.vote_checks import Checker

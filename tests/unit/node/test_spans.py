@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from node.swarm.events import Committed, Opened
-from node.training.spans import STEPS_KEPT, Spans
+from node.training.telemetry import STEPS_KEPT, Spans
 from protos.assignment import Range
 from protos.tick import Tick
 
