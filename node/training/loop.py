@@ -28,9 +28,8 @@ from node.data.samples import Samples
 from node.mirror.mirror_writer import SnapshotPlaces
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
-from node.snapshot.drawn import drawn
 from node.snapshot.pieces import SnapshotManifest
-from node.snapshot.store import SnapshotStore
+from node.snapshot.store import SnapshotStore, drawn
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import JoinFacts

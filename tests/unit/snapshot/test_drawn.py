@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from node.snapshot.drawn import STORED_BY, drawn
+from node.snapshot.store import STORED_BY, drawn
 from protos.identity import Identity
 from protos.log import Contribution, Entry, SignedEntry, lr_to_bits, seal_entry
 
