@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.web.spool import PAGE_BYTES_MAX, PAGE_ENTRIES_MAX, Spool, SpoolFullError
+from node.web.followed import PAGE_BYTES_MAX, PAGE_ENTRIES_MAX, Spool, SpoolFullError
 
 
 @pytest.fixture
