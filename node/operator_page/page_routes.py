@@ -30,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from node.web.http_guard import HttpGuard
+from node.web.server import HttpGuard
 from protos.rate_limiter import RateLimiter
 
 WAITING_MAX: Final = 32

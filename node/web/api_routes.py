@@ -21,8 +21,8 @@ from starlette.staticfiles import StaticFiles
 
 from node.web import answers, views
 from node.web.event_stream import Channels, Reader, stream
-from node.web.http_guard import TRANSPORT, HttpGuard
 from node.web.openapi import description
+from node.web.server import TRANSPORT, HttpGuard
 from node.web.site import Site
 
 STATIC: Final = Path(__file__).with_name("static")

@@ -18,13 +18,12 @@ import pytest
 import uvicorn
 
 from coordinator.serving.page import gone_line_of
-from node.web import answers, event_stream, http_guard
+from node.web import answers, event_stream, server
 from node.web.api_routes import app_of
 from node.web.followed import DoesNotHoldError, Followed
-from node.web.http_guard import Timed
 from node.web.openapi import description
 from node.web.serve import Shown, gone_in
-from node.web.server import listening, url_of
+from node.web.server import Timed, listening, url_of
 from node.web.site import RUNS_MAX, Site
 from protos.accounts import Accounts
 from protos.changes import settings_of
@@ -327,7 +326,7 @@ def connected(url: str, request: bytes, receive_bytes: int | None = None) -> Ite
 
 
 async def test_a_connection_that_sends_no_whole_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_guard, "REQUEST_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(server, "REQUEST_SECONDS_MAX", 0.2)
     async with page(2) as (_, url):
         whole = f"GET /{ONE} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         for begun in (b"", b"GET / HT", whole[:-2], whole + whole[:9]):
@@ -343,7 +342,7 @@ async def test_a_connection_that_sends_no_whole_request_is_cut_off(monkeypatch: 
 
 
 async def test_a_slow_reader_is_dropped_while_a_quick_one_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_guard, "SEND_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(server, "SEND_SECONDS_MAX", 0.5)
     monkeypatch.setattr(event_stream, "SEND_SECONDS_MAX", 0.5)
     async with page(2) as (site, url):
         ask = f"GET /{ONE}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
