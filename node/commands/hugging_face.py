@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.export.card import MARK
-from node.quiet import slowly
+from node.imports import slowly
 from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
 
 REVISION_MARK: Final = "@"

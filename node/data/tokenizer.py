@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.tally import LeftOutReason, Tally
-from node.quiet import quiet_libraries, slowly
+from node.imports import quiet_libraries, slowly
 from protos.errors import TokenizerError
 
 BYTES_VOCABULARY = 256

@@ -16,10 +16,10 @@ from torch import nn
 
 from node.data.tokenizer import Tokenizer
 from node.export.model_folder import ExportError, export, no_progress_bar, own_tensors
+from node.imports import quiet_libraries
 from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.examine import FAILURES, answers_of
 from node.model.spec import ModelError, ModelSpec, build
-from node.quiet import quiet_libraries
 from protos.model_config import ReferenceLoss
 from protos.run_config import RunConfig
 

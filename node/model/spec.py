@@ -19,10 +19,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from node.imports import many_imports
+from node.imports import many_imports, quiet_libraries
 from node.model.portable_draws import Mode, nothing_drawn, portable_random
 from node.model.sliced_loss import logits_of
-from node.quiet import quiet_libraries
 from protos.errors import OperatorError
 from protos.safe_path import import_from_working_folder
 

@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
-from node import quiet
+from node import imports
 
 
 def test_a_long_wait_is_told_once_and_a_short_one_never(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with quiet.slowly("waiting for the hub"):
+    with imports.slowly("waiting for the hub"):
         pass
-    monkeypatch.setattr(quiet, "SILENCE_SECONDS_MAX", 0.0)
-    with quiet.slowly("waiting for the hub"):
+    monkeypatch.setattr(imports, "SILENCE_SECONDS_MAX", 0.0)
+    with imports.slowly("waiting for the hub"):
         while (told := [it for it in threading.enumerate() if isinstance(it, threading.Timer)]) and told[0].is_alive():
             told[0].join(10)
     assert capsys.readouterr().err == "waiting for the hub ...\n"
