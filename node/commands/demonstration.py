@@ -26,8 +26,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.commands.here import ANCHOR, OFFLINE, LocalProcesses
-from node.commands.processes import Processes
+from node.commands.processes import ANCHOR, OFFLINE, LocalProcesses, Processes
 from node.commands.status import as_values, fetch
 from node.pictures import PeerTotals, allreduce_bytes, loss_chart, loss_png, peers_table, render
 from protos.amounts import amount

@@ -83,8 +83,7 @@ class Program:
 
 
 def steps_of(swarm: swarmentum.Local, name: str) -> list[dict[str, Any]]:
-    from node.commands.here import LocalProcesses
-    from node.commands.processes import Processes
+    from node.commands.processes import LocalProcesses, Processes
     from protos.invite import Invite
 
     return LocalProcesses(Processes(swarm.folder / "logs"), swarm.folder).steps(name, Invite.parse(swarm.link).run_id)

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from pydantic import ValidationError
 
-from node.commands.here import ANCHOR, COORDINATOR, LOOPBACK, OFFLINE, RELAY, LocalProcesses
-from node.commands.processes import Processes
+from node.commands.processes import ANCHOR, COORDINATOR, LOOPBACK, OFFLINE, RELAY, LocalProcesses, Processes
 from node.commands.status import as_values, fetch
 from protos import toml_file
 from protos.cores import usable_cores

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from node.commands import here
-from node.commands.here import LocalProcesses
-from node.commands.processes import Processes
+from node.commands import processes
+from node.commands.processes import LocalProcesses, Processes
 
 RUN_ID = bytes(range(32))
 
@@ -18,7 +17,7 @@ RUN_ID = bytes(range(32))
 def test_the_last_step_is_that_of_the_last_whole_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int
 ) -> None:
-    monkeypatch.setattr(here, "END_BYTES", end)
+    monkeypatch.setattr(processes, "END_BYTES", end)
     made = LocalProcesses(Processes(tmp_path), tmp_path)
     assert (made.steps("ada", RUN_ID), made.last_step("ada", RUN_ID)) == ([], 0)
     file = made.run_folder("ada", RUN_ID) / "steps.jsonl"
