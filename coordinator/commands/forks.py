@@ -28,10 +28,9 @@ from protos import toml_file
 from protos.admission_config import OperatorsConfig
 from protos.changes import in_force
 from protos.errors import OperatorError, RefusedError
-from protos.invite import Invite
+from protos.invite import Invite, is_link
 from protos.limits import HASH_BYTES, STEP_MAX
 from protos.log import open_entry, run_id_of
-from protos.pasted import is_link
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, fork_values, start_body, start_from_body
 from protos.v1 import coordinator_pb2 as pb

@@ -25,11 +25,10 @@ from protos.amounts import amount
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
-from protos.invite import Invite
+from protos.invite import Invite, is_link
 from protos.log import Chain, SignedEntry, run_id_of
 from protos.orders import operators_of
 from protos.owner import NOBODY, Owner, groups, owners_of
-from protos.pasted import is_link
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, log_pb2

@@ -24,9 +24,8 @@ from node.imports import many_imports
 from protos.console import configure_logging
 from protos.disk import write_bytes, writing
 from protos.errors import DataError, NetworkError, OperatorError
-from protos.invite import Invite
+from protos.invite import Invite, is_link
 from protos.json_line import as_line, print_json
-from protos.pasted import is_link
 from protos.run_config import RunConfig
 from protos.signals import leaving_at_once
 from protos.web_address import is_web

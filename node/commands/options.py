@@ -18,7 +18,7 @@ import typer
 
 from node.commands.setting_options import FIRST, OUTPUT, option
 from protos.errors import OperatorError, StoppedError
-from protos.pasted import PASTED_CHARACTERS_MAX
+from protos.invite import PASTED_CHARACTERS_MAX
 from protos.toml_file import WRITTEN
 
 if TYPE_CHECKING:

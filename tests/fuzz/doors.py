@@ -59,7 +59,7 @@ from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_b
 from protos.errors import DataError, NetworkError, OperatorError, Reason, Refusal
 from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
-from protos.invite import Invite
+from protos.invite import SCHEME, Invite
 from protos.log import (
     Aggregate,
     Contribution,
@@ -73,7 +73,6 @@ from protos.log import (
     run_id_of,
     summed_entry,
 )
-from protos.pasted import SCHEME
 from protos.public_runs import list_text, open_runs, sealed_run
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body

@@ -14,10 +14,9 @@ from protos.changes import with_settings
 from protos.errors import OperatorError, Refusal
 from protos.figures import loss_of
 from protos.identity import peer_id
-from protos.invite import Invite
+from protos.invite import Invite, is_link
 from protos.log import SignedEntry, run_id_of
 from protos.owner import NOBODY, Owner, owners_of
-from protos.pasted import is_link
 from protos.run_config import RunConfig, config_from_json
 from protos.text import printable
 from protos.v1 import log_pb2

@@ -160,7 +160,7 @@ export async function invited(link, crypt) {
   const found = /swarmentum(?:-anchor)?(?::|%3a)(?:\/|%2f){2}([^]*)/i.exec(link);
   if (!found) throw new Error("this is no invite link: it starts with swarmentum://");
   let coded = "";
-  // As protos/pasted.py: the link ends where its checksum holds. Line breaks may be in it, and words may follow it.
+  // As protos/invite.py: the link ends where its checksum holds. Line breaks may be in it, and words may follow it.
   for (const word of (found[1].match(/[\w-]+/g) ?? []).slice(0, WORDS_MAX)) {
     coded += word;
     const body = await checked(coded, crypt);

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from protos.errors import OperatorError
 from protos.identity import Identity
-from protos.invite import Invite
+from protos.invite import ANCHOR_SCHEME, SCHEME, Invite
 from protos.limits import INVITE_BYTES_MAX, TICKET_BYTES_MAX, TICKET_LABEL_BYTES_MAX, TICKET_USES_MAX, UNIX_MS_MAX
-from protos.pasted import ANCHOR_SCHEME, SCHEME
 from protos.ticket import Ticket, seal_ticket
 
 deterministic = settings(derandomize=True, deadline=None)

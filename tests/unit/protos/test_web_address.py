@@ -12,8 +12,7 @@ from node.config import PeerSettings
 from node.export.card import facts_of
 from node.text import open_text
 from protos.errors import DataError, OperatorError
-from protos.invite import Invite
-from protos.pasted import is_link
+from protos.invite import Invite, is_link
 from protos.run_config import DataConfig, RunConfig
 from protos.web_address import is_web, web_problem
 
