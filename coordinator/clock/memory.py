@@ -51,7 +51,7 @@ from coordinator.clock.state import (
     Voted,
 )
 from coordinator.clock.value_copy import replace
-from protos import figures
+from protos import accounts
 from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
 from protos.end import End
@@ -269,7 +269,7 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
         peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
         peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
     run = transitions.bounded(_remember_trust(replace(run, electors=None, peers=peers), record))
-    loss = figures.loss_of(entry.contributions, run.loss)
+    loss = accounts.loss_of(entry.contributions, run.loss)
     newest = max(run.agreed_digests, default=0)  # it tells how long no state has been agreed on
     agreed = {s: d for s, d in run.agreed_digests.items() if s >= entry.step - DIGEST_STEPS_KEPT or s == newest}
     if entry.parent_state_digest:

@@ -36,9 +36,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from node.export.card import add_ledger
+from protos.accounts import loss_of
 from protos.errors import NetworkError, RefusedError
 from protos.evaluation import figures
-from protos.figures import loss_of
 from protos.log import SignedEntry
 
 KEPT = 3

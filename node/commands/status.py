@@ -18,11 +18,11 @@ from rich.text import Text
 from node import patience
 from node.link.client import CoordinatorClient
 from node.terminal.stage import can_show
+from protos.accounts import loss_of
 from protos.amounts import amount
 from protos.changes import changed_values
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.evaluation import figures
-from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.invite import Invite
 from protos.json_line import as_line

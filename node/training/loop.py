@@ -47,8 +47,8 @@ from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.training.vote_checks import Checker
 from node.wire.codec import payload_hash
+from protos.accounts import loss_of, rate
 from protos.errors import DivergedError
-from protos.figures import loss_of, rate
 from protos.identity import public_key_of
 from protos.log import SignedEntry
 from protos.run_config import RunConfig

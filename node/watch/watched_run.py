@@ -13,11 +13,11 @@ from enum import Enum
 from typing import TypeAlias
 
 from protos import limits
+from protos.accounts import loss_of
 from protos.admission_config import OperatorsConfig
 from protos.envelope import Kind, parse
 from protos.equivocation import check_hashes, open_announcement
 from protos.errors import DivergedError, Reason, Refusal
-from protos.figures import loss_of
 from protos.log import Chain, SignedEntry, open_entry
 from protos.v1 import envelope_pb2, update_pb2
 

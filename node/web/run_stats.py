@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from protos.accounts import Account, Accounts
+from protos.accounts import Account, Accounts, loss_of
 from protos.changes import Settings, words
 from protos.errors import Refusal
 from protos.evaluation import Evaluation, Figure, figure, open_evaluation
-from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, EVALUATIONS_MAX, PUBLIC_KEY_BYTES
 from protos.log import Entry

@@ -24,7 +24,7 @@ import pytest
 
 from node.archive.ledger import Ledger, ledger, read
 from node.link.client import CoordinatorClient
-from protos.figures import loss_of
+from protos.accounts import loss_of
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import SignedEntry

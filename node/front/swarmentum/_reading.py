@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.archive import ledger
-from protos.accounts import Account, Excluded
+from protos.accounts import Account, Excluded, loss_of
 from protos.changes import with_settings
 from protos.errors import OperatorError, Refusal
-from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.invite import Invite, is_link
 from protos.log import SignedEntry, run_id_of

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from node.web.run_stats import EVENTS_MAX, LATE_STEPS, SHARE_STEPS, RunStats
+from protos.accounts import loss_of
 from protos.evaluation import Evaluation, seal_evaluation
-from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.log import Exclusion
 from tests.unit.web.logs import PEERS, RUN, contribution, entry, signed_log
