@@ -12,6 +12,7 @@ import select
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -25,11 +26,32 @@ from textual.widgets import Footer
 
 from node.control import words
 from node.control.control_server import call
-from node.terminal.rates import Rates
 from node.terminal.widgets import Curve, Fact, Heading, Lines, Rule, TerminalView
 from protos.amounts import duration
 from protos.errors import SwarmentumError
 from protos.text import printable
+
+WINDOW_SECONDS = 10.0
+
+
+class Rates:
+    """Of bytes up and down, over the last WINDOW_SECONDS: votes come in bursts, one a step."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int, int]] = deque()
+
+    def between(self, now: float, up: int, down: int) -> tuple[float | None, float | None]:
+        """Bytes a second up and down; None before there are two totals. A total that fell is that of a new start."""
+        if self._seen and (up < self._seen[-1][1] or down < self._seen[-1][2]):
+            self._seen.clear()
+        self._seen.append((now, up, down))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= WINDOW_SECONDS:
+            self._seen.popleft()
+        then, first_up, first_down = self._seen[0]
+        if now <= then:
+            return None, None
+        return (up - first_up) / (now - then), (down - first_down) / (now - then)
+
 
 ASK_SECONDS = 1.0
 SILENT_SECONDS = 5.0

@@ -10,7 +10,7 @@ import pytest
 from node.control import words
 from node.control.recent import LINES_KEPT, RecentLogLines
 from node.owner_commands import CachedAnswer
-from node.terminal.rates import Rates
+from node.terminal.peer_view import Rates
 from node.terminal.stage import LogFile
 from protos.errors import NetworkError
 from tests.unit.terminal.told import fate, told
