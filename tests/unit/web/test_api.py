@@ -19,9 +19,8 @@ import uvicorn
 
 from coordinator.serving.page import gone_line_of
 from node.web import answers, event_stream, server
-from node.web.api_routes import app_of
+from node.web.api_routes import app_of, description
 from node.web.followed import DoesNotHoldError, Followed
-from node.web.openapi import description
 from node.web.serve import Shown, gone_in
 from node.web.server import Timed, listening, url_of
 from node.web.site import RUNS_MAX, Site
