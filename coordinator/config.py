@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from protos.errors import OperatorError
 from protos.mistakes import ADVERTISED, LISTEN, LISTEN_OR_NONE, PROXY_HOST
-from protos.setting_layers import listed
+from protos.toml_file import listed
 
 ADVERTISED_CHARACTERS_MAX = 256
 

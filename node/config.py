@@ -23,7 +23,7 @@ from protos.errors import OperatorError, Refusal
 from protos.example import Setting, allowed, settings_of
 from protos.mistakes import MIRROR, PEER, PEER_ADDRESS, PEER_LISTEN, PEER_LISTEN_OR_ALL
 from protos.run_config import Address
-from protos.setting_layers import OFF, Layers, listed, read_layers
+from protos.toml_file import OFF, Layers, listed, read_layers
 
 PORT_MAX = 65535
 BYTES_A_MBIT = 125_000

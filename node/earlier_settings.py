@@ -12,7 +12,7 @@ from node.donor import owner_settings
 from node.donor.disk_shares import ARCHIVE_GB, TEXT_GB
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
-from protos.setting_layers import OFF, listed
+from protos.toml_file import OFF, listed
 
 EARLIER: Final[Mapping[str, str]] = {
     "group_size": "vote_size",

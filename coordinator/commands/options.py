@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.config import CoordinatorSettings
-from protos.setting_layers import read_layers
+from protos.toml_file import read_layers
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 unreachable, 4 refused by the coordinator, "

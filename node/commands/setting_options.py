@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 from node.config import LISTEN, PeerSettings, load_settings, peer_settings
 from node.earlier_settings import EARLIER, GIVEN, GONE, OPTIONS, WORDS, of_today, shown
 from protos.errors import OperatorError
-from protos.setting_layers import OFF, listed
+from protos.toml_file import OFF, listed
 
 FIRST, LIMITS, NETWORK, STORAGE, OUTPUT, MORE = (
     "What you need first", "Limits", "Network", "Data and results", "Output", "All other settings",

@@ -20,7 +20,7 @@ from node.donor.owner_settings import DEFAULT, GONE, KEYS, LiveSettings, expecte
 from protos import toml_file
 from protos.disk import write_bytes
 from protos.errors import OperatorError
-from protos.setting_layers import OFF
+from protos.toml_file import OFF
 
 KEPT_FILE = "set.toml"
 HEADING = """\

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from node.donor.hours import parse
 from protos.example import allowed
 from protos.owner import name_of
-from protos.setting_layers import OFF
+from protos.toml_file import OFF
 
 DEFAULT = "default"
 """`set KEY default` forgets what `set` kept, so that flags, environment and swarmentum.toml count again."""
