@@ -7,11 +7,13 @@ and leaves out rows whose keys are none. Refuses nothing: words and numbers that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from protos.limits import PUBLIC_KEY_BYTES
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
+from protos.version import VERSION_CHARACTERS_MAX
 
 # The phase of a run in one word, the same in `status`, `run list`, the page and the metrics.
 
@@ -73,3 +75,35 @@ def unconfirmed_words(steps: int, *, anchored: bool) -> str:
         else "fewer than half of the electors report the same state"
     )
     return f"the last {steps} steps have no agreed state digest: {why}. An archive of these steps alone proves nothing"
+
+
+REASONS: Final[Mapping[int, str]] = {
+    pb.JoinFailure.JOIN_FAILURE_VERSION: "version",
+    pb.JoinFailure.JOIN_FAILURE_DEVICE: "device",
+    pb.JoinFailure.JOIN_FAILURE_MEMORY: "memory",
+    pb.JoinFailure.JOIN_FAILURE_TOKENIZER: "tokenizer",
+    pb.JoinFailure.JOIN_FAILURE_DATA: "data",
+    pb.JoinFailure.JOIN_FAILURE_MODEL: "model",
+    pb.JoinFailure.JOIN_FAILURE_STATE: "state",
+    pb.JoinFailure.JOIN_FAILURE_REFUSED: "refused",
+    pb.JoinFailure.JOIN_FAILURE_OTHER: "other",
+}
+"""The reason as one word."""
+FAILURE_ROWS_MAX: Final = 128
+
+
+def failure_values(found: Iterable[pb.JoinFailures]) -> list[dict[str, Any]]:
+    """The counts as JSON values, at most FAILURE_ROWS_MAX."""
+    return [
+        {
+            "reason": REASONS.get(it.reason, "other"),
+            "version": printable(it.software_version, VERSION_CHARACTERS_MAX),
+            "count": it.count,
+        }
+        for it in list(found)[:FAILURE_ROWS_MAX]
+    ]
+
+
+def failure_words(rows: Iterable[dict[str, Any]]) -> str:
+    """The counts for people, on one line; empty without any."""
+    return ", ".join(f"{row['count']} for {row['reason']} (version {row['version']})" for row in rows)

@@ -9,12 +9,11 @@ from rich.console import Console
 
 from coordinator.commands.options import Home, Json, RunName, settings
 from protos.changes import CHANGEABLE, changed_values, in_force
-from protos.failures import failure_values, failure_words
 from protos.identity import short
 from protos.json_line import print_json
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
-from protos.run_facts import phase_word
+from protos.run_facts import failure_values, failure_words, phase_word
 from protos.start import fork_values, fork_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb

@@ -13,8 +13,8 @@ import structlog
 
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.throttled_log import ThrottledLog
-from protos.failures import REASONS
 from protos.rate_limiter import RateLimiter
+from protos.run_facts import REASONS
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import software_version
 

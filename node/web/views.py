@@ -13,12 +13,11 @@ from protos.accounts import Account
 from protos.changes import Settings, with_settings
 from protos.errors import Refusal
 from protos.evaluation import Evaluation
-from protos.failures import failure_values
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES, SAMPLE_TEXT_BYTES_MAX
 from protos.owner import NOBODY, Owner, groups, owners_of
 from protos.run_config import RunConfig
-from protos.run_facts import peer_phase_word, phase_word, unconfirmed_words
+from protos.run_facts import failure_values, peer_phase_word, phase_word, unconfirmed_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import VERSION_CHARACTERS_MAX

@@ -11,7 +11,7 @@ from coordinator.serving.failure_counts import OTHER, VERSIONS_KEPT, Failures
 from coordinator.serving.metrics import Metrics
 from protos.admission_config import AdmissionConfig
 from protos.errors import NetworkError, RefusedError
-from protos.failures import REASONS, failure_values, failure_words
+from protos.run_facts import REASONS, failure_values, failure_words
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import software_version
 from tests.unit.coordinator.serving import identity, operated, peers, served
