@@ -20,8 +20,8 @@ from coordinator.commands import (
     backups,
     checking,
     forks,
-    health,
     invites,
+    operator,
     peers,
     run_life,
     showing,
@@ -60,7 +60,7 @@ runs.command("show", epilog=EXIT_CODES)(showing.show)
 runs.command("decay", epilog=EXIT_CODES)(run_life.decay)
 runs.command("archive", epilog=EXIT_CODES)(run_life.archive)
 runs.command("delete", epilog=EXIT_CODES)(run_life.delete)
-app.command("health", epilog=EXIT_CODES)(health.health)
+app.command("health", epilog=EXIT_CODES)(operator.health)
 app.command("backup", epilog=EXIT_CODES)(backups.backup)
 app.command("restore", epilog=EXIT_CODES)(backups.restore)
 app.add_typer(invites.app, name="invite")

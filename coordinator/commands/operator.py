@@ -9,10 +9,13 @@ from __future__ import annotations
 import secrets
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
+import typer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coordinator.commands.options import Home, Json, settings
 from coordinator.serving.served_coordinator import Serving
 from coordinator.serving.tls import load_or_create
 from protos.changes import Settings, settings_body
@@ -21,6 +24,7 @@ from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.grpc_errors import error_of
 from protos.identity import Identity
 from protos.invite import Invite
+from protos.json_line import as_line
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
 from protos.pinned import fetch_certificate, pinned_channel, way_of
@@ -241,3 +245,34 @@ def facts_of(invite: Invite) -> pb.GetRunResponse:
     if run_id_of(genesis) != invite.run_id or genesis.coordinator_public_key != invite.coordinator_public_key:
         raise RefusedError("the coordinator's run is not the one that the invite names; ask for a new invite")
     return facts
+
+
+HEALTH_SECONDS_MAX = 5.0
+
+
+def health(
+    live: Annotated[
+        bool, typer.Option("--live", help="A coordinator that stands by is fine, too: it answers, and does not act.")
+    ] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """`swarmentum-coordinator health`: whether the coordinator of a home folder answers, for probes of containers and
+    services.
+
+    It checks over gRPC and TLS as peers do. A plain gRPC probe of Kubernetes cannot: it speaks no TLS.
+
+    Ask the coordinator of --home whether it acts. Exit code 0: yes; 1: it stands by; 3: no answer.
+    """
+    folder = settings(home=home).home
+    serving = Serving.read(folder)
+    address = f"{serving.host}:{serving.port}"
+    with pinned_channel(address, load_or_create(folder).certificate_pem) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS_MAX)
+        except grpc.RpcError as error:
+            raise NetworkError(f"the coordinator at {address} does not answer: {error.details()}") from error
+    acts = answer.status == health_pb2.HealthCheckResponse.SERVING
+    print(as_line({"address": address, "acts": acts}) if as_json else f"{address} {'acts' if acts else 'stands by'}")
+    raise typer.Exit(0 if acts or live else 1)
