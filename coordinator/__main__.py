@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import sys
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,9 +29,10 @@ from coordinator.commands import (
     signing,
     withdrawal,
 )
-from coordinator.commands import web_login as web_commands
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, settings
 from coordinator.commands.recipes import RECIPES, run_toml
+from coordinator.store import logins
+from coordinator.store.logins import PageAddress
 from protos import toml_file
 from protos.about import add_about
 from protos.console import configure_logging, exit_with
@@ -38,6 +40,34 @@ from protos.json_line import as_line, print_json
 from protos.mistakes import REMOVED
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
+
+web_app = typer.Typer(
+    help="Log in at the operator's page, where runs are made and steered in a browser.", no_args_is_help=True
+)
+
+
+@web_app.callback()
+def web() -> None:
+    """Log in at the operator's page, where runs are made and steered in a browser."""
+
+
+@web_app.command(epilog=EXIT_CODES)
+def login(home: Home = None, as_json: Json = False) -> None:
+    """Print a link that logs one browser in, once, within five minutes. The link before it counts no more.
+
+    The coordinator serves that page with --operator-web-listen. Keep the link to yourself: its holder can do what the page can.
+    """
+    folder = settings(home=home).home
+    url = PageAddress(folder).read()
+    link = f"{url}#login={logins.make(folder, time.time())}"
+    seconds = int(logins.LINK_SECONDS_MAX)
+    if as_json:
+        print_json({"link": link, "seconds": seconds})
+        return
+    text = f"Open this link within {seconds // 60} minutes. It works once; keep it to yourself:"
+    Console(soft_wrap=True).print(text, highlight=False)
+    print(link)
+
 
 GC_THRESHOLD = 50_000, 20, 20
 """Of Python's garbage collector: objects that are made and not freed before it looks at the youngest, and so on."""
@@ -68,7 +98,7 @@ app.add_typer(peers.app, name="peer")
 app.add_typer(invites.anchor_app, name="anchor")
 app.add_typer(signing.app, name="order")
 app.add_typer(withdrawal.app, name="snapshot")
-app.add_typer(web_commands.app, name="web")
+app.add_typer(web_app, name="web")
 
 
 @app.command(epilog=EXIT_CODES)
