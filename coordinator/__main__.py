@@ -17,18 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import (
-    backups,
-    checking,
-    forks,
-    invites,
-    operator,
-    peers,
-    run_life,
-    showing,
-    signing,
-    withdrawal,
-)
+from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, showing, signing
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, settings
 from coordinator.commands.recipes import RECIPES, run_toml
 from coordinator.store import logins
@@ -97,7 +86,7 @@ app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(invites.anchor_app, name="anchor")
 app.add_typer(signing.app, name="order")
-app.add_typer(withdrawal.app, name="snapshot")
+app.add_typer(run_life.snapshot_app, name="snapshot")
 app.add_typer(web_app, name="web")
 
 
