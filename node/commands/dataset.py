@@ -87,8 +87,8 @@ def survey(
 ) -> None:
     """Count what a source of text has, and what would be left out and why. Reads the first 64 MiB, and writes nothing."""
     need_node_extra()
+    from node.data.corpus import look_at
     from node.data.sources import Source
-    from node.data.survey import look_at
 
     found = look_at(Source(source, column, subset, split))
     if as_json:

@@ -101,8 +101,8 @@ def prepare_output(output: Path) -> None:
 
 def _look_at(data: Path, *, allowed: bool) -> None:
     """Print what of the text is left out, before anything starts. Raises DataError if much is, and it is not allowed."""
+    from node.data.corpus import look_at
     from node.data.sources import Source
-    from node.data.survey import look_at
 
     found = look_at(Source(str(data)))
     for line in found.lines():

@@ -20,11 +20,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from node.data.corpus import survey
 from node.data.manifest import MANIFEST, SHARDS_MAX, Shard, ShardManifest, sha256_of
 from node.data.permutation import SHUFFLED_TOKENS, Shuffle, shuffled
 from node.data.shard_cache import matches
 from node.data.sources import HUB, Source, documents
-from node.data.survey import survey
 from node.data.tally import ALLOW, Reading, Tally
 from node.data.tokenizer import Encoder, Tokenizer
 from node.data.tokens import parts_of

@@ -14,8 +14,8 @@ import torch
 from node.admission.consent import STANDARD_LIBRARY
 from node.admission.fit import free_at
 from node.config import PeerSettings
+from node.data.corpus import look_at
 from node.data.sources import Source
-from node.data.survey import look_at
 from node.data.tally import SHARE_MAX
 from node.doctor.doctor_facts import Devices, Here, OwnText
 from node.donor import awake

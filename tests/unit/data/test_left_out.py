@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 from node import __main__ as command
 from node.data import rows, sources, unpack
 from node.data.build import build
-from node.data.corpus import open_corpus
+from node.data.corpus import look_at, open_corpus, survey
 from node.data.sources import Source, documents
-from node.data.survey import look_at, survey
 from node.data.tally import LeftOutError, LeftOutReason, Tally
 from node.data.tokenizer import ByteTokenizer
 from protos.errors import DataError
