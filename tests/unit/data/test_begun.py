@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from node.data import build as building
-from node.data import permutation
+from node.data import samples
 from node.data.build import build
-from node.data.permutation import Shuffle, shuffled
+from node.data.samples import Shuffle, shuffled
 from node.data.sources import Source
 from node.data.tally import LeftOutError
 from node.data.tokenizer import ByteTokenizer
@@ -149,7 +149,7 @@ def test_the_order_follows_from_lengths_alone() -> None:
         yield from shuffle_.rest()
 
     assert [len(document) for document in one_by_one()] == by_length
-    assert permutation.SHUFFLED_TOKENS == 1 << 26, "another number is another order, and breaks old digests"
+    assert samples.SHUFFLED_TOKENS == 1 << 26, "another number is another order, and breaks old digests"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.data.permutation import permute
-from node.data.samples import Samples
+from node.data.samples import Samples, permute
 from protos.assignment import Range
 from protos.errors import DataError
 
