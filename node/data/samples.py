@@ -19,8 +19,7 @@ from typing import Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from node.data.token_file import FileTokens
-from node.data.tokens import Tokens
+from node.data.tokens import FileTokens, Tokens
 from protos.assignment import Range, split_samples
 from protos.errors import DataError
 from protos.mixture import BLOCK, MixturePhase

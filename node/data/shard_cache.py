@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 
 from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, ShardManifest, parse
-from node.data.token_file import FileTokens
-from node.data.tokens import check_vocabulary
+from node.data.tokens import FileTokens, check_vocabulary
 from protos.errors import DataError
 
 BLOCK_BYTES: Final = 1 << 20

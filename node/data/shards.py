@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from node.data.manifest import ShardManifest
 from node.data.samples import BATCH_SAMPLES_MAX, HELD_OUT_FRACTION, Batch, Samples, permute
-from node.data.token_file import FileTokens
+from node.data.tokens import FileTokens
 from protos.assignment import Range
 from protos.errors import DataError
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from node.__main__ import main
-from node.data.token_file import FileTokens
+from node.data.tokens import FileTokens
 
 
 def slow_down(seconds: float) -> None:

@@ -16,9 +16,8 @@ from node.data import sources
 from node.data.corpus import open_corpus
 from node.data.samples import Samples
 from node.data.sources import check_text, standard_library
-from node.data.token_file import FileTokens
 from node.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from node.data.tokens import bytes_of, check_vocabulary
+from node.data.tokens import FileTokens, bytes_of, check_vocabulary
 from protos.errors import DataError
 
 

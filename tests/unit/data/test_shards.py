@@ -16,7 +16,7 @@ from node.data.manifest import MANIFEST, Shard, ShardManifest, parse, sha256_of
 from node.data.samples import Samples
 from node.data.shard_cache import Cache, Folder, Shards, manifest_of
 from node.data.shards import ShardedSamples
-from node.data.token_file import FileTokens
+from node.data.tokens import FileTokens
 from protos.assignment import Range
 from protos.errors import DataError
 
