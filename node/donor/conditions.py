@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from node.donor import hours
+from node.donor import owner_settings
 from node.donor.owner_settings import LiveSettings
 from protos.amounts import amount, duration
 
@@ -54,7 +54,7 @@ def decide(settings: LiveSettings, facts: MachineFacts) -> State | None:
 def states(settings: LiveSettings, facts: MachineFacts) -> Iterator[State]:
     """Every condition that the owner set."""
     if settings.hours is not None:
-        yield _hours(hours.parse(settings.hours), facts.minute)
+        yield _hours(owner_settings.parse(settings.hours), facts.minute)
     if settings.only_on_mains:
         why = "on mains" if facts.on_mains else "on battery; goes on when the machine is plugged in"
         yield State("only_on_mains", facts.on_mains, why)
@@ -68,12 +68,12 @@ def states(settings: LiveSettings, facts: MachineFacts) -> Iterator[State]:
         yield _month("download", settings.download_gb, facts.downloaded, facts.next_month)
 
 
-def _hours(schedule: hours.Hours, minute: int) -> State:
+def _hours(schedule: owner_settings.Hours, minute: int) -> State:
     if not schedule.include(minute):
-        begins = hours.clock(schedule.begin_after(minute), minute)
+        begins = owner_settings.clock(schedule.begin_after(minute), minute)
         return State("hours", False, f"outside the hours {schedule.text}; goes on at {begins}")
     ends = schedule.end_after(minute)
-    until = "" if ends is None else f"; pauses at {hours.clock(ends, minute)}"
+    until = "" if ends is None else f"; pauses at {owner_settings.clock(ends, minute)}"
     return State("hours", True, f"in the hours {schedule.text}{until}")
 
 

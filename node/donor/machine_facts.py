@@ -22,8 +22,7 @@ from typing import Any
 import psutil
 
 from node.donor.conditions import MachineFacts
-from node.donor.hours import DAY, HOUR
-from node.donor.owner_settings import LiveSettings
+from node.donor.owner_settings import DAY, HOUR, LiveSettings
 
 DRAWS_BYTES_MIN = 500_000_000
 DESKTOP = frozenset(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.donor.hours import DAYS, EXAMPLE, WEEK, clock, parse
+from node.donor.owner_settings import DAYS, EXAMPLE, WEEK, clock, parse
 
 
 def at(text: str) -> int:
