@@ -22,7 +22,7 @@ from node.donor import awake
 from node.earlier_settings import TCP_ALONE
 from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of
-from node.overlay.ports import check_port_free
+from node.overlay.settings import check_port_free
 from protos import wall_clock
 from protos.about import versions
 from protos.cores import usable_cores

@@ -24,8 +24,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node import patience
 from node.overlay import guard, relaying
-from node.overlay.ports import check_port_free, free_port, hosts_of
-from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
+from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of
 from node.overlay.tasks import Tasks
 from node.overlay.tunnels import Tunnels
 from protos.address import usable

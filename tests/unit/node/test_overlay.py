@@ -21,8 +21,7 @@ from node.blobs.fetcher import BlobFetcher
 from node.overlay import pubsub
 from node.overlay.dht import Discovery, _OwnRecordsOnly, open_record, run_key
 from node.overlay.host import Host
-from node.overlay.ports import check_port_free
-from node.overlay.settings import OverlaySettings
+from node.overlay.settings import OverlaySettings, check_port_free
 from node.swarm.gossip import Topic
 from node.swarm.view import View
 from protos.envelope import Kind, seal

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from node.overlay.host import Host
-from node.overlay.ports import hosts_of
 from node.overlay.reach import (
     ASK_SECONDS_MAX,
     PORTS_MAX,
@@ -20,7 +19,7 @@ from node.overlay.reach import (
     conclude,
     tcp_ports,
 )
-from node.overlay.settings import OverlaySettings
+from node.overlay.settings import OverlaySettings, hosts_of
 from protos.errors import NetworkError
 from protos.identity import Identity
 from tests.unit.node.test_overlay import hosts
