@@ -39,8 +39,7 @@ def install(
     Nobody can be asked later: add --yes if the run downloads something, and --allow-code or --allow-data if it needs them.
     """
     from node.commands.options import link_from
-    from node.service.definitions import Service
-    from node.service.manager import manager
+    from node.service.manager import Service, manager
     from protos.invite import Invite
 
     here, link = manager(), link_from(invite)

@@ -14,7 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
 
-from node.service.definitions import LEFT, NOT_AGAIN
+from node.service.manager import LEFT, NOT_AGAIN
 
 LOG_BYTES_MAX = 10 << 20
 LOGS_KEPT = 3

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from node import __main__ as command
 from node.service import manager
 from node.service import supervise as supervisor
-from node.service.definitions import Service, command_line, launch_agent, quoted, systemd_unit
+from node.service.manager import Service, command_line, launch_agent, quoted, systemd_unit
 from node.service.supervise import LOGS_KEPT, supervise
 from protos.errors import OperatorError
 from protos.identity import Identity
