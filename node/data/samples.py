@@ -31,7 +31,13 @@ Index = npt.NDArray[np.uint64]
 
 
 def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The place of each position (0..n-1) in the order of this seed and epoch; int64, the shape of `positions`."""
+    """The place of each position (0..n-1) in a pseudo-random order of this seed and epoch; int64, the shape of `positions`.
+
+    A Feistel network over 2*h bits is a bijection with every round function, in O(1) memory. The numbers 0..n-1 lie in the
+    smallest such domain. A result outside of 0..n-1 is encrypted again until it lies inside. This cycle walking keeps it a
+    bijection on 0..n-1. It needs at most 4 passes on average, because the domain is at most 4 n. Six rounds with a strong
+    mixer give a fair shuffle, not secrecy.
+    """
     assert 1 <= n <= ITEMS_MAX, n
     values = np.array(positions, dtype=np.uint64, ndmin=1)
     assert not values.size or int(values.max()) < n, "position outside of 0..n-1"

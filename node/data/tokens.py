@@ -25,7 +25,11 @@ from protos.errors import DataError
 
 
 class FileTokens:
-    """`count` tokens of `dtype` from byte `offset` of a file, which stays open: it may be renamed or removed meanwhile."""
+    """`count` tokens of `dtype` from byte `offset` of a file, which stays open: it may be renamed or removed meanwhile.
+
+    The file is not mapped. If a mapped file gets shorter, or its disk goes away, SIGBUS kills the process without an error
+    message. Reads are positional, so threads may share a file.
+    """
 
     ndim = 1
 

@@ -78,7 +78,11 @@ LEFT_OUT: Final[tuple[tuple[str, str], ...]] = (
 
 
 def idle_keys(config: Mapping[str, Any]) -> list[str]:
-    """A line for each key that would have no effect. The model type is one that transformers knows."""
+    """A line for each key that asks for nothing that happens: unknown to the model type, or left out of the training here.
+
+    A peer trains the next-token loss alone, with weights in fp32. A key with its type's default value asks for nothing. The
+    model type is one that transformers knows.
+    """
     with many_imports():
         from transformers import CONFIG_MAPPING
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL

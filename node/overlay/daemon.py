@@ -23,7 +23,7 @@ from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node import patience
-from node.overlay import guard, relaying
+from node.overlay import guard
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of
 from node.overlay.tasks import Tasks
 from node.overlay.tunnels import Tunnels
@@ -185,7 +185,7 @@ class Daemon:
 
     def _relaying(self) -> tuple[str, ...]:
         """The flags of a p2pd that relays for others, or not."""
-        self.figures_port = relaying.free_port() if self._settings.relay_for_others else None
+        self.figures_port = free_port("127.0.0.1") if self._settings.relay_for_others else None
         return ("-relayService=0",) if self.figures_port is None else (f"-metricsAddr=127.0.0.1:{self.figures_port}",)
 
     async def _watch(self, p2p: Any, initial: list[str], ready: Ready, restarted: Ready) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -51,13 +50,6 @@ class Bucket:
         elif self._left >= self._most:
             self.is_open = self.rate > 0
         return self.is_open
-
-
-def free_port() -> int:
-    """A TCP port of the loopback address that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def relayed_bytes(port: int) -> int | None:

@@ -1,4 +1,8 @@
-"""Settings of the overlay: addresses, relays, patience."""
+"""Settings of the overlay: addresses, relays, patience; and where p2pd listens: IPv4, IPv6 or both, at one port. ADR 20.
+
+p2pd keeps its port over all its starts: a new one would make every address wrong that others know of this peer, also those at
+which they have dialled it. Refuses a port that another program has: p2pd would take a busy TCP port silently (SO_REUSEPORT).
+"""
 
 from __future__ import annotations
 

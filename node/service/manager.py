@@ -1,6 +1,8 @@
 """The service manager of this machine: systemd's user manager on Linux, launchd on macOS. Refuses other systems.
 
-Each call to a program of the system has a deadline.
+A peer is started again after a failure, and not after an end that another start would not change: wrong settings (2), refused
+(4), replicas differ (5). A peer that left because its owner or the system stopped it (130) has not failed. Each call to a
+program of the system has a deadline.
 """
 
 from __future__ import annotations
