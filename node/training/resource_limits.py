@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from node.blobs.blobs import WireBytes
-from node.blobs.flow import FlowDirection
+from node.blobs.blobs import FlowDirection, WireBytes
 from node.blobs.payloads import Payloads
 from node.config import BYTES_A_MBIT, PeerSettings
 from node.data.shard_cache import Cache

@@ -12,7 +12,7 @@ import structlog
 import torch
 from structlog.testing import capture_logs
 
-from node.blobs.flow import BURST_SECONDS, RELAYED_SECONDS_MAX, FlowDirection
+from node.blobs.blobs import BURST_SECONDS, RELAYED_SECONDS_MAX, FlowDirection
 from node.donor.month import MONTH_FILE, Month
 from node.donor.owner_settings import LiveSettings
 from node.training.throttle import OWED_SECONDS_MAX, Throttle

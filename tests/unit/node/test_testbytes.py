@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from node.blobs import testbytes
-from node.blobs.blobs import WireBytes
-from node.blobs.flow import FlowDirection
+from node.blobs.blobs import FlowDirection, WireBytes
 from node.blobs.testbytes import BYTES_MAX, CHUNK_BYTES, NO, PROTOCOL, YES, Taker, measure
 from node.overlay.host import Host
 from tests.unit.node.test_overlay import hosts
