@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, showing, signing
-from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, settings
+from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, option, settings
 from coordinator.commands.recipes import RECIPES, run_toml
 from coordinator.store import logins
 from coordinator.store.logins import PageAddress
@@ -93,40 +93,15 @@ app.add_typer(web_app, name="web")
 @app.command(epilog=EXIT_CODES)
 def serve(
     home: Home = None,
-    listen: Annotated[
-        str | None, typer.Option(help="host:port to listen on (default: 0.0.0.0:7700); port 0: a free one.")
-    ] = None,
-    advertise: Annotated[
-        str | None,
-        typer.Option(
-            help="host:port that invites name, up to 4 with commas between them (default: this machine's address and port)."
-        ),
-    ] = None,
-    database: Annotated[
-        str | None, typer.Option(help="SQLAlchemy URL of the journal (default: SQLite in --home).")
-    ] = None,
-    metrics_listen: Annotated[str | None, typer.Option(help="host:port of Prometheus metrics (default: off).")] = None,
-    web_listen: Annotated[
-        str | None,
-        typer.Option(help="host:port of the web page of the runs (default: 127.0.0.1:7780); none for no page."),
-    ] = None,
-    web_host: Annotated[
-        list[str] | None,
-        typer.Option(help="A name under which browsers find the page, e.g. that of a reverse proxy; repeatable."),
-    ] = None,
-    operator_web_listen: Annotated[
-        str | None,
-        typer.Option(
-            help="host:port of the operator's page, e.g. 127.0.0.1:7781; `web login` opens it (default: none)."
-        ),
-    ] = None,
-    operator_web_host: Annotated[
-        str | None, typer.Option(help="The name of a reverse proxy with TLS before the operator's page.")
-    ] = None,
-    trace: Annotated[
-        bool | None,
-        typer.Option("--trace", help="Send a trace of each step by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT."),
-    ] = None,
+    listen: Annotated[str | None, option("listen")] = None,
+    advertise: Annotated[str | None, option("advertise")] = None,
+    database: Annotated[str | None, option("database")] = None,
+    metrics_listen: Annotated[str | None, option("metrics_listen")] = None,
+    web_listen: Annotated[str | None, option("web_listen")] = None,
+    web_host: Annotated[list[str] | None, option("web_hosts", "--web-host", note="repeatable")] = None,
+    operator_web_listen: Annotated[str | None, option("operator_web_listen")] = None,
+    operator_web_host: Annotated[str | None, option("operator_web_host")] = None,
+    trace: Annotated[bool | None, option("trace", "--trace")] = None,
     as_json: Json = False,
     reflection: Annotated[bool, typer.Option("--reflection", hidden=True)] = False,
 ) -> None:

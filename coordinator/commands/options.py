@@ -33,6 +33,14 @@ Key = Annotated[
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, or the start of its id.")]
 
 
+def option(key: str, *names: str, note: str = "") -> Any:
+    """The option of a setting, whose field says what it is and its default."""
+    field = CoordinatorSettings.model_fields[key]
+    default = f"default: {field.default}" if isinstance(field.default, str) else ""
+    notes = "; ".join(word for word in (note, default) if word)
+    return typer.Option(*names, help=str(field.description).rstrip(".") + (f" ({notes})." if notes else "."))
+
+
 def settings(**flags: Any) -> CoordinatorSettings:
     """Flags over the environment (SWARMENTUM_COORDINATOR_<NAME>) over coordinator.toml; OperatorError says which is wrong."""
     found = read_layers("SWARMENTUM_COORDINATOR_", "coordinator.toml", CoordinatorSettings.model_fields)
