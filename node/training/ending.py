@@ -18,8 +18,30 @@ from node.training.recording import StepRecorder
 from node.training.replica import Replica
 from protos.changes import Settings, with_settings, words
 from protos.end import End
-from protos.errors import DivergedError, NetworkError, Refusal, RefusedError, SwarmentumError
+from protos.errors import DivergedError, NetworkError, Reason, Refusal, RefusedError, SwarmentumError
 from protos.run_config import ClockConfig, RunConfig
+
+
+class BadSnapshotError(Refusal):
+    """An agreed snapshot does not hold what the log says."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(Reason.HASH_MISMATCH, detail)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """What may be wrong: an agreed snapshot that does not hold what the log says, or a state that the peer computed.
+
+    A state that the peer computes again: the step before it, its digest, and the contradiction.
+    """
+
+    step: int
+    digest: bytes
+    claimed: bytes
+    reason: str
+    entry: bytes = b""
+
 
 AGREED_SECONDS_MAX: Final = 30.0
 

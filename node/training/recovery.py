@@ -20,7 +20,7 @@ from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
-from node.training.divergence import BadSnapshotError, Divergence
+from node.training.ending import BadSnapshotError, Divergence
 from node.training.fork_start import Start
 from node.training.keeper import Keeper
 from node.training.replica import Replica
