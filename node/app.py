@@ -30,12 +30,11 @@ from node.link.client import check_genesis
 from node.mirror.mirror_writer import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
 from node.model.spec import ModelSpec, parameter_count
-from node.owner_commands import Commands
+from node.owner_commands import Commands, Stop
 from node.ranks.channel import RankLost
 from node.ranks.launch import launched
 from node.ranks.lead import Lead
 from node.snapshot.store import SnapshotStore
-from node.stop import Stop
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Event
 from node.swarm.session import Session

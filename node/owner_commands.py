@@ -6,9 +6,11 @@ Refuses commands that the peer's role does not have: an anchor does not train, s
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,7 +26,55 @@ from node.model.room import Meter
 from node.training.loop import Trainer
 from node.training.resource_limits import ResourceLimits
 from protos.errors import SwarmentumError
+from protos.signals import asked_to_stop, leave
 from protos.text import printable
+
+
+class Stop:
+    """The signals that end a peer, and its owner's wish to end it. Ends nothing itself, but for a second signal.
+
+    SIGINT, SIGTERM and SIGHUP: the first asks the loop to end, a second SIGINT or SIGTERM ends the process at once.
+
+    A closed shell sends its SIGHUP twice, so a second SIGHUP is no second request.
+    """
+
+    def __init__(self, before_leaving: Callable[[], None] = lambda: None) -> None:
+        self._asked = threading.Event()
+        self._nothing_to_save = False
+        self._before_leaving = before_leaving
+
+    def __call__(self) -> bool:
+        return self._asked.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, and wake when a stop is requested."""
+        return self._asked.wait(seconds)
+
+    def ask(self) -> None:
+        """The owner wants the peer to end, without a signal."""
+        self._asked.set()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle the signals meanwhile, on the main thread only. The old handlers are put back."""
+        with asked_to_stop(self._ask):
+            yield
+
+    @contextmanager
+    def nothing_to_save(self) -> Iterator[None]:
+        """Meanwhile a signal ends the process at once, because downloads and building cannot be asked to stop."""
+        self._nothing_to_save = True
+        try:
+            yield
+        finally:
+            self._nothing_to_save = False
+
+    def _ask(self, number: int) -> None:
+        if self._nothing_to_save or (self() and number != signal.SIGHUP):
+            self._before_leaving()
+            leave()
+        self._asked.set()
+
 
 # A fact that takes a while to ask for, such as one of another process: asked in the background, told from memory.
 #

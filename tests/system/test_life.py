@@ -201,7 +201,7 @@ async def _eclipse(swarm: LocalSwarm) -> None:
         )
     finally:
         for node in lookups:
-            await node.stop()
+            await node.owner_commands()
         for host in liars:
             await host.stop()
 

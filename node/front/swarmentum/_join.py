@@ -26,8 +26,8 @@ from node.app import join as take_part
 from node.building import Own
 from node.config import PeerSettings, load_settings
 from node.model.gradients import Loss
+from node.owner_commands import Stop
 from node.ranks.launch import launched
-from node.stop import Stop
 from node.training.handover import Handover, Share
 from node.training.maker import NoVotes
 from protos.console import configure_logging
