@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from node.control import words
-from node.control.recent import LINES_KEPT, RecentLogLines
 from node.owner_commands import CachedAnswer
 from node.terminal.peer_view import Rates
-from node.terminal.stage import LogFile
+from node.terminal.stage import LINES_KEPT, LogFile, RecentLogLines
 from protos.errors import NetworkError
 from tests.unit.terminal.told import fate, told
 
