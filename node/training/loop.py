@@ -23,8 +23,7 @@ import structlog
 
 from node.control.owner_requests import OwnerRequests
 from node.control.vote_history import VoteHistory
-from node.data.pace import PacedSamples
-from node.data.samples import Samples
+from node.data.samples import PacedSamples, Samples
 from node.mirror.mirror_writer import SnapshotPlaces
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
