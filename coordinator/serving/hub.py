@@ -20,8 +20,7 @@ from coordinator.clock.wait_queue import Line, QueuePace, waiting
 from coordinator.serving import event_streams
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.event_loop import RunRuntime
-from coordinator.serving.failure_counts import Failures
-from coordinator.serving.metrics import Metrics
+from coordinator.serving.metrics import Failures, Metrics
 from coordinator.serving.reading import LogPages
 from coordinator.serving.traces import StepTraces
 from coordinator.store.folded import Folded, FoldedRuns, run_of

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.serving import failure_counts, throttled_log
-from coordinator.serving.failure_counts import Failures
-from coordinator.serving.metrics import Metrics
+from coordinator.serving import metrics, throttled_log
+from coordinator.serving.metrics import Failures, Metrics
 from coordinator.serving.throttled_log import ThrottledLog
 
 
@@ -43,9 +42,9 @@ def test_refused_joins_fill_no_log_and_a_version_is_of_plain_digits(monkeypatch:
     """A stranger caused ten lines a second from one address, and as many addresses as it had."""
     monkeypatch.setattr(throttled_log, "monotonic_ms", lambda: 0)
     log = Log()
-    monkeypatch.setattr(failure_counts.structlog, "get_logger", lambda _: log)  # type: ignore[attr-defined]
+    monkeypatch.setattr(metrics.structlog, "get_logger", lambda _: log)  # type: ignore[attr-defined]
     found = Failures(Metrics())
     for number in range(1_000):
         found.count(bytes(32), 1, f"{number}.٣.１")
     assert len(log.lines) == throttled_log.CAUSE_LINES_MAX
-    assert [(row.software_version, row.count) for row in found.of(bytes(32))] == [(failure_counts.OTHER, 1_000)]
+    assert [(row.software_version, row.count) for row in found.of(bytes(32))] == [(metrics.OTHER, 1_000)]

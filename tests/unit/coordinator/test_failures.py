@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.serving import failure_counts
-from coordinator.serving.failure_counts import OTHER, VERSIONS_KEPT, Failures
-from coordinator.serving.metrics import Metrics
+from coordinator.serving import metrics
+from coordinator.serving.metrics import OTHER, VERSIONS_KEPT, Failures, Metrics
 from protos.admission_config import AdmissionConfig
 from protos.errors import NetworkError, RefusedError
 from protos.run_facts import REASONS, failure_values, failure_words
@@ -49,10 +48,10 @@ def test_free_identities_make_neither_labels_nor_memory_grow() -> None:
 
 def test_an_address_and_all_together_may_tell_only_so_often() -> None:
     found = Failures(Metrics())
-    assert sum(found.may_tell("one", 0) for _ in range(100)) == failure_counts.ADDRESS_TOLD_MAX
+    assert sum(found.may_tell("one", 0) for _ in range(100)) == metrics.ADDRESS_TOLD_MAX
     everybody = Failures(Metrics())
-    assert sum(everybody.may_tell(str(n), 0) for n in range(10_000)) == failure_counts.TOLD_MAX
-    assert len(everybody._by_address._paid_until) <= failure_counts.ADDRESSES_KEPT
+    assert sum(everybody.may_tell(str(n), 0) for n in range(10_000)) == metrics.TOLD_MAX
+    assert len(everybody._by_address._paid_until) <= metrics.ADDRESSES_KEPT
 
 
 async def test_a_failure_reaches_run_show_the_facts_and_the_metrics(tmp_path: Path) -> None:
@@ -70,7 +69,7 @@ async def test_a_failure_reaches_run_show_the_facts_and_the_metrics(tmp_path: Pa
         assert failure_words(shown["failures"]) == f"1 for memory (version {software_version()})"
         name = {"run": here.invite.run_id.hex()[:16], "reason": "memory", "version": software_version()}
         assert here.hub.metrics.registry.get_sample_value("swarmentum_join_failures_total", name) == 1
-        for _ in range(failure_counts.ADDRESS_TOLD_MAX - 1):
+        for _ in range(metrics.ADDRESS_TOLD_MAX - 1):
             await peer.client.tell_failure(MEMORY)
         with pytest.raises((NetworkError, RefusedError), match="too many failures"):
             await peer.client.tell_failure(MEMORY)
