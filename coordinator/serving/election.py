@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 
 from coordinator.serving.hub import Hub
-from coordinator.store.folded import FoldedRuns
+from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.lease import LOOK_SECONDS, RENEW_SECONDS, HeldLease, Lease
 

@@ -38,7 +38,7 @@ from coordinator.serving.reading import LogPages, Page
 from coordinator.serving.throttled_log import ThrottledLog
 from coordinator.serving.traces import StepTraces
 from coordinator.serving.trouble import FAILING, Trouble
-from coordinator.store.folded import Folded
+from coordinator.store.checkpoint import Folded
 from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
 from protos.errors import Refusal
 from protos.identity import Identity, short

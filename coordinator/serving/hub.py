@@ -23,7 +23,7 @@ from coordinator.serving.event_loop import RunRuntime
 from coordinator.serving.metrics import Failures, Metrics
 from coordinator.serving.reading import LogPages
 from coordinator.serving.traces import StepTraces
-from coordinator.store.folded import Folded, FoldedRuns, run_of
+from coordinator.store.checkpoint import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.wait_queues import WaitQueues
 from protos.address import is_relayed

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
-from coordinator.store.folded import FoldedRuns
+from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal
 from protos.disk import replace_file, write_bytes, writing
 from protos.errors import OperatorError

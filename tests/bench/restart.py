@@ -24,7 +24,7 @@ from coordinator.clock.state import Phase, Run
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.store import checkpoint
-from coordinator.store.folded import Folded, FoldedRuns, run_of
+from coordinator.store.checkpoint import Folded, FoldedRuns, run_of
 from coordinator.store.journal import _RECORDS, Checkpoint, Journal
 from protos.assignment import SampleShare
 from protos.identity import Identity

@@ -20,7 +20,7 @@ from coordinator.clock import machine
 from coordinator.clock.records import EntryCommitted, Record
 from coordinator.clock.state import Run
 from coordinator.store import checkpoint
-from coordinator.store.folded import Folded, FoldedRuns, newest
+from coordinator.store.checkpoint import Folded, FoldedRuns, newest
 from coordinator.store.journal import CHECKPOINTS_KEPT, Checkpoint, Journal
 from protos.log import run_id_of
 from protos.run_config import RunConfig, TrustConfig

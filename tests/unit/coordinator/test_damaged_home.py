@@ -15,7 +15,7 @@ from coordinator.serving import tls
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.served_coordinator import serve
-from coordinator.store.folded import FoldedRuns
+from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal
 from coordinator.store.known_runs import KnownRuns
 from protos.errors import OperatorError

@@ -19,7 +19,7 @@ from coordinator.clock.state import PeerPhase, Phase
 from coordinator.clock.trust import Standing
 from coordinator.commands import operator
 from coordinator.commands.peers import peer_named
-from coordinator.store.folded import FoldedRuns
+from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal
 from protos import limits
 from protos.envelope import NO_RUN, Kind, seal

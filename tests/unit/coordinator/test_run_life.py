@@ -28,7 +28,7 @@ from coordinator.clock.records import DecayStarted, EntryCommitted, RunPaused, R
 from coordinator.clock.state import Phase
 from coordinator.commands import operator
 from coordinator.store import journal as journal_module
-from coordinator.store.folded import FoldedRuns
+from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal, JournalError
 from protos.end import End, open_end, seal_end
 from protos.envelope import NO_RUN, Kind, seal

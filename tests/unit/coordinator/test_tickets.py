@@ -19,7 +19,7 @@ from coordinator.clock.records import PeerLeft, TicketMade, TicketRevoked, Ticke
 from coordinator.clock.state import PeerPhase
 from coordinator.commands.invites import milliseconds
 from coordinator.serving import clocks
-from coordinator.store.folded import FoldedRuns
+from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient
 from protos.admission_config import AdmissionConfig
