@@ -24,11 +24,13 @@ from node.commands.options import (
     InviteLink,
     Json,
     MaybeInvite,
+    SettingCommand,
+    Settings,
     Verbose,
     need_node_extra,
+    with_settings,
 )
 from node.commands.public_runs_view import runs
-from node.commands.setting_options import SettingCommand, Settings, with_settings
 from node.imports import many_imports
 from protos.about import add_about
 from protos.console import configure_logging, exit_with

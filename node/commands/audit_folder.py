@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from node.archive.log_file import export_log
-from node.commands.options import Json, link_from, need_node_extra
-from node.commands.setting_options import option
+from node.commands.options import Json, link_from, need_node_extra, option
 from node.imports import many_imports
 from protos.console import configure_logging
 from protos.disk import write_bytes, writing

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from node.commands.options import InviteLink, Json, Verbose, need_node_extra
-from node.commands.setting_options import Settings, with_settings
+from node.commands.options import InviteLink, Json, Settings, Verbose, need_node_extra, with_settings
 from node.imports import many_imports
 from protos.console import configure_logging
 from protos.errors import OperatorError

@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import structlog
 import typer
 
-from node.commands.options import InviteFile, InviteOrStdin, Json, Verbose, need_node_extra
-from node.commands.setting_options import OUTPUT, PANEL_OF, STORAGE, Settings, with_settings
+from node.commands.options import (
+    OUTPUT,
+    PANEL_OF,
+    STORAGE,
+    InviteFile,
+    InviteOrStdin,
+    Json,
+    Settings,
+    Verbose,
+    need_node_extra,
+    with_settings,
+)
 from node.imports import many_imports
 from protos.console import configure_logging
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once

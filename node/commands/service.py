@@ -118,7 +118,7 @@ def _link_file(run_id: str) -> Path:
 def _home_of(link: str, arguments: list[str]) -> Path:
     """The home that `swarmentum join` would take with these options. Wrong options end the command, as they end `join`."""
     from node.commands.join import join
-    from node.commands.setting_options import SettingCommand, given_settings
+    from node.commands.options import SettingCommand, given_settings
     from node.config import load_settings
 
     joins = typer.Typer(add_completion=False)

@@ -12,7 +12,7 @@ from click import unstyle
 from typer.testing import CliRunner
 
 from node.__main__ import app
-from node.commands.setting_options import FLAGS, PANEL_OF, given_settings
+from node.commands.options import FLAGS, PANEL_OF, given_settings
 from node.config import PeerSettings, load_settings, peer_settings
 from node.donor.owner_settings import KEYS
 from node.earlier_settings import EARLIER, GONE
