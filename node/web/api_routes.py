@@ -11,7 +11,7 @@ import ipaddress
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
@@ -24,8 +24,10 @@ from starlette.staticfiles import StaticFiles
 from node.web import answers, views
 from node.web.event_stream import Channels, Reader, stream
 from node.web.server import TRANSPORT, HttpGuard
-from node.web.site import Site
 from protos.version import software_version
+
+if TYPE_CHECKING:
+    from node.web.serve import Site
 
 REF: Final = "#/components/schemas/{model}"
 _RUN = {"name": "run", "in": "path", "required": True, "description": "The run id, 64 hex digits.",

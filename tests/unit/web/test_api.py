@@ -21,9 +21,8 @@ from coordinator.serving.page import gone_line_of
 from node.web import answers, event_stream, server
 from node.web.api_routes import app_of, description
 from node.web.followed import DoesNotHoldError, Followed
-from node.web.serve import Shown, gone_in
+from node.web.serve import RUNS_MAX, Shown, Site, gone_in
 from node.web.server import Timed, listening, url_of
-from node.web.site import RUNS_MAX, Site
 from protos.accounts import Accounts
 from protos.changes import settings_of
 from protos.errors import OperatorError
