@@ -40,9 +40,8 @@ from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
 from protos.json_line import print_json
-from protos.layout_facts import LayoutFacts
 from protos.mistakes import OWN_TEXT, Mistake, has_own_text
-from protos.model_config import ReferenceLoss
+from protos.model_config import LayoutFacts, ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
 
 CURVE_COLUMNS = 40

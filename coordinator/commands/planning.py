@@ -19,9 +19,9 @@ from typing import Any
 from protos.amounts import count
 from protos.errors import OperatorError
 from protos.example import MEASURED
-from protos.layout_facts import LayoutFacts
 from protos.limits import PAYLOADS_GB
 from protos.mistakes import has_own_text
+from protos.model_config import LayoutFacts
 from protos.optimizer_defaults import RECIPES
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 from protos.safe_path import python_command

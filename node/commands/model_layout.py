@@ -26,8 +26,8 @@ from node.training.optimizers import form_of
 from protos import toml_file
 from protos.errors import OperatorError, SwarmentumError
 from protos.json_line import print_json
-from protos.layout_facts import LayoutFacts
 from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
+from protos.model_config import LayoutFacts
 from protos.run_config import RunConfig
 
 MEMORY_BYTES_MAX: Final = 4 << 30

@@ -17,7 +17,7 @@ from coordinator.commands.planning import NOT_INSTALLED, text_of
 from node.model.dry_run import dry_run
 from node.model.spec import ModelSpec
 from protos.errors import NetworkError, OperatorError, Refusal
-from protos.layout_facts import LayoutFacts
+from protos.model_config import LayoutFacts
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.serving import operated, served
