@@ -23,12 +23,12 @@ from coordinator.commands.recipes import RECIPES, run_toml
 from coordinator.store import logins
 from coordinator.store.logins import PageAddress
 from protos import toml_file
-from protos.about import add_about
 from protos.console import configure_logging, exit_with
 from protos.json_line import as_line, print_json
 from protos.mistakes import REMOVED
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
+from protos.version import add_about
 
 web_app = typer.Typer(
     help="Log in at the operator's page, where runs are made and steered in a browser.", no_args_is_help=True

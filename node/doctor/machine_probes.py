@@ -24,11 +24,11 @@ from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of
 from node.overlay.settings import check_port_free
 from protos import wall_clock
-from protos.about import versions
 from protos.cores import usable_cores
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT
 from protos.run_config import RunConfig
+from protos.version import versions
 from protos.web_address import is_web
 
 SYSFS = Path("/sys")

@@ -31,7 +31,6 @@ from node.doctor.lines import Line, Severity
 from node.doctor.run_lines import Prediction
 from node.service.manager import Installed
 from node.training.telemetry import Summary
-from protos.about import versions
 from protos.invite import Invite
 from protos.json_line import as_line
 from protos.orders import OperatorOrder, SignedOrder, order_body
@@ -40,6 +39,7 @@ from protos.run_config import RunConfig
 from protos.start import StartingState
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2, ticket_pb2
+from protos.version import versions
 
 PAGE = (Path(__file__).parents[3] / "docs" / "json.md").read_text()
 CONFIG = RunConfig.model_validate({"name": "tiny", "model": {"config": {"model_type": "llama"}}})
