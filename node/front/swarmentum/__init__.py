@@ -33,9 +33,8 @@ if TYPE_CHECKING:
         StoppedError,
         SwarmentumError,
     )
-    from swarmentum._join import Joined, join
+    from swarmentum._join import Joined, SwarmOptimizer, join
     from swarmentum._local import Local, local
-    from swarmentum._optimizer import SwarmOptimizer
     from swarmentum._reading import Peer, Run, Step, Vote, read_run, verify
 
     __version__: str
@@ -55,7 +54,7 @@ _HOME = {
     "Share": "node.training.handover",
     "Step": "swarmentum._reading",
     "StoppedError": "protos.errors",
-    "SwarmOptimizer": "swarmentum._optimizer",
+    "SwarmOptimizer": "swarmentum._join",
     "SwarmentumError": "protos.errors",
     "Verification": "node.archive.verify",
     "Vote": "swarmentum._reading",

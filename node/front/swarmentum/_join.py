@@ -33,10 +33,12 @@ from node.training.maker import NoVotes
 from protos.console import configure_logging
 from protos.errors import OperatorError
 from protos.invite import Invite
-from swarmentum._optimizer import SwarmOptimizer
 
 if TYPE_CHECKING:
     from node.training.telemetry import Summary
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 NOT_OF_A_LOOP = ("device", "precision", "activation_checkpointing", "compile")
 """Settings of the command that the program's own model and loop decide."""
@@ -212,3 +214,68 @@ def join(
     if not structlog.is_configured():
         configure_logging(as_json=False, target=sys.stderr)
     return Joined(link, model, chosen, reads=not own_data, loss=loss)
+
+
+class SwarmOptimizer(torch.optim.Optimizer):
+    """`step` contributes what is in `.grad`, and returns when the next step of the run wants a gradient.
+
+    The loss that others see is that of `report`, of the closure, or the mean of the `loss` in the model's outputs since the
+    last step (models of transformers have it). `share` is what the run asks for now, and None once the run has ended. The
+    learning rate in `param_groups` shows the run's, and schedulers change nothing.
+    """
+
+    def __init__(self, peer: Joined) -> None:
+        trained = [parameter for parameter in peer.model.parameters() if parameter.requires_grad]
+        super().__init__(trained, {"lr": 0.0})
+        self._peer = peer
+        self._losses: list[float] = []
+        self._figures: tuple[int | None, int] = (None, 0)
+        owner = weakref.ref(self)
+
+        def heard(module: Any, given: Any, output: Any) -> None:
+            loss, mine = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None), owner()
+            if mine is not None and isinstance(loss, Tensor) and loss.requires_grad:
+                mine._losses.append(float(loss.detach()))
+
+        self._hook = peer.model.register_forward_hook(heard)
+        self.share: Share | None = None
+        self._take()
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left: the run has ended, or its owner ended the peer."""
+        return self.share is None
+
+    def report(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
+        """The figures of the next `step`, as `Joined.contribute` takes them."""
+        self._losses, self._figures = [float(loss.detach() if isinstance(loss, Tensor) else loss)], (samples, tokens)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Raises OperatorError after the run's end, without a loss, or for parameters that somebody moved; and the error that
+        ends the peer."""
+        if self.finished:
+            raise OperatorError(
+                "the run has ended, and this peer with it: stop the loop when optimizer.finished is true"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            self.report(loss, *self._figures)
+        if not self._losses:
+            raise OperatorError(
+                "step needs the loss, which other peers see: call optimizer.report(loss, tokens=...) before it, or give a "
+                "model whose output has a `loss`"
+            )
+        self._peer.contribute(sum(self._losses) / len(self._losses), *self._figures)
+        self._take()
+        return loss
+
+    def _take(self) -> None:
+        self._losses, self._figures = [], (None, 0)
+        self.share = self._peer._next()
+        if self.share is None:
+            self._hook.remove()
+        else:
+            for group in self.param_groups:
+                group["lr"] = self.share.learning_rate
