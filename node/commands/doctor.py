@@ -7,8 +7,11 @@ which it makes as `join` would.
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -19,13 +22,13 @@ from rich.text import Text
 
 from node.config import PeerSettings
 from node.doctor import lines, machine_probes, run_lines, seat, swarm
-from node.doctor.doctor_facts import Fault, Found
+from node.doctor.doctor_facts import Fault, Found, fault_of
 from node.doctor.lines import Line, Severity
-from node.doctor.probes import side_by_side
 from node.donor.conditions import State, states
 from node.donor.live import Live
 from node.donor.machine_facts import Machine
 from node.donor.month import Month
+from protos.errors import SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.json_line import print_json
@@ -203,3 +206,40 @@ def doctor(settings: PeerSettings, link: str | None, *, as_json: bool) -> int:
             found, _ = examine(settings, invite, screen.tell, screen.say)
             screen.end(found)
     return int(lines.worst(found) is Severity.PROBLEM)
+
+
+def _nobody(_name: str, _fact: Any) -> None:
+    """Nobody waits for the facts one by one."""
+
+
+def side_by_side(
+    probes: Mapping[str, Callable[[], Any]], seconds_max: float, told: Callable[[str, Any], None] = _nobody
+) -> dict[str, Any]:
+    """The fact of each probe, by its name, or its Fault. A probe that fails, or does not end in time, stops no other.
+
+    `told` gets each name and fact as it comes, in this thread. A thread that hangs cannot be ended: it is a daemon, so that the
+    program ends without it.
+    """
+    came: queue.Queue[tuple[str, Any]] = queue.Queue(len(probes))
+
+    def run(name: str, probe: Callable[[], Any]) -> None:
+        try:
+            came.put((name, probe()))
+        except (SwarmentumError, OSError, RuntimeError, ValueError) as error:
+            came.put((name, fault_of(error)))
+
+    for name, probe in probes.items():
+        threading.Thread(target=run, args=(name, probe), daemon=True).start()
+    found: dict[str, Any] = {}
+    until = time.monotonic() + seconds_max
+    while len(found) < len(probes):
+        try:
+            name, fact = came.get(timeout=max(until - time.monotonic(), 0.001))
+        except queue.Empty:
+            break
+        found[name] = fact
+        told(name, fact)
+    late = Fault(f"no answer within {seconds_max:.0f} s")
+    for name in probes.keys() - found.keys():
+        told(name, late)
+    return {name: found.get(name, late) for name in probes}

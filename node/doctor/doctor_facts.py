@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from node.blobs.testbytes import Upload
 from node.model.room import DeviceMemory
+from protos.errors import OperatorError, RefusedError
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,12 @@ class Fault:
     why: str
     refused: bool = False
     """The run itself said no, or cannot be joined by this program: to try again changes nothing."""
+
+
+def fault_of(error: BaseException) -> Fault:
+    """What a failed probe says."""
+    refused = isinstance(error, RefusedError | OperatorError)
+    return Fault(str(error) or type(error).__name__, refused)
 
 
 @dataclass(frozen=True)

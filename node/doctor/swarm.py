@@ -18,8 +18,7 @@ from pathlib import Path
 from node.blobs.blobs import WireBytes
 from node.blobs.fetcher import BlobFetcher
 from node.blobs.testbytes import Upload, measure
-from node.doctor.doctor_facts import Download, Fault, InLine, Others, Reach
-from node.doctor.probes import fault_of
+from node.doctor.doctor_facts import Download, Fault, InLine, Others, Reach, fault_of
 from node.link.client import CoordinatorClient
 from node.overlay.host import Host
 from node.overlay.reach import ReachState

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from node.blobs.testbytes import Upload
-from node.commands.doctor import DoctorPrinter, as_values
+from node.commands.doctor import DoctorPrinter, as_values, side_by_side
 from node.config import PeerSettings
 from node.doctor import lines, machine_probes, run_lines
 from node.doctor.doctor_facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Severity
-from node.doctor.probes import side_by_side
 from node.doctor.run_lines import predict
 from node.donor.conditions import MachineFacts, states
 from node.donor.owner_settings import LiveSettings
