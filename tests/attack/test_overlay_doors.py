@@ -63,7 +63,7 @@ async def test_a_stranger_fills_neither_a_relays_dht_nor_a_peers(tmp_path: Path)
             assert all(until <= last for _, (_, until) in at_relay.items())
         finally:
             for node in nodes:
-                await node.owner_commands()
+                await node.stop()
 
 
 def test_records_are_bounded_whoever_signs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ async def test_garbage_keeps_nobody_out(tmp_path: Path) -> None:
             stranger = Identity.generate().peer_id
             assert not await ada_again.connect([f"/ip4/1.2.3/tcp/1/p2p/{stranger}"])
         finally:
-            await node.owner_commands()
+            await node.stop()
             await ada_again.stop()
 
 

@@ -201,7 +201,7 @@ async def _eclipse(swarm: LocalSwarm) -> None:
         )
     finally:
         for node in lookups:
-            await node.owner_commands()
+            await node.stop()
         for host in liars:
             await host.stop()
 

@@ -304,7 +304,7 @@ async def test_peers_find_each_other_through_a_relay_and_forged_records_are_refu
             assert await nodes[2].peers() == {ada.identity.public_key: tuple(await ada.addresses())}
         finally:
             for node in nodes:
-                await node.owner_commands()
+                await node.stop()
 
     def validates(
         signer: Identity, subkey: str, key: str = run_key(RUN), seconds: float = 240.0, serves: bytes | None = None
