@@ -56,27 +56,21 @@ class Operator:
         """
         body = pb.CreateRunBody(
             config_json=config.canonical_json(),
-            nonce=secrets.token_bytes(NONCE_BYTES),
             layout_digest=layout_digest,
             parameters=parameters,
             start=None if start is None else start_body(start),
         )
-        request = pb.CreateRunRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
-        genesis: log_pb2.Genesis = self._call("CreateRun", request).genesis
+        genesis: log_pb2.Genesis = self._call("CreateRun", body).genesis
         return self.invite(genesis)
 
     def states(self, genesis: log_pb2.Genesis) -> pb.ListStatesResponse:
         """Every state of a run that a fork can begin at."""
-        body = pb.ListStatesBody(run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES))
-        request = pb.ListStatesRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
-        answer: pb.ListStatesResponse = self._call("ListStates", request)
+        answer: pb.ListStatesResponse = self._call("ListStates", pb.ListStatesBody(run_id=run_id_of(genesis)))
         return answer
 
     def list_runs(self, *, unfinished: bool = False, archived: bool = False) -> list[pb.GetRunResponse]:
         """Every run with its state. `unfinished`: those that have steps left. `archived`: the archived ones, too."""
-        body = pb.ListRunsBody(nonce=secrets.token_bytes(NONCE_BYTES), archived=archived)
-        request = pb.ListRunsRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
-        runs = list(self._call("ListRuns", request).runs)
+        runs = list(self._call("ListRuns", pb.ListRunsBody(archived=archived)).runs)
         return [run for run in runs if run.phase != pb.Phase.PHASE_FINISHED] if unfinished else runs
 
     def anchor_link(self, genesis: log_pb2.Genesis, uses: int) -> Invite:
@@ -85,72 +79,46 @@ class Operator:
 
     def withdraw_snapshot(self, genesis: log_pb2.Genesis, step: int) -> None:
         """Agreed snapshots of `step` and later steps, and the digests since, do not count any more."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        body = pb.WithdrawSnapshotBody(run_id=run_id_of(genesis), nonce=nonce, step=step)
-        envelope = seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)
-        self._call("WithdrawSnapshot", pb.WithdrawSnapshotRequest(envelope=envelope))
+        self._call("WithdrawSnapshot", pb.WithdrawSnapshotBody(run_id=run_id_of(genesis), step=step))
 
     def create_ticket(
         self, genesis: log_pb2.Genesis, expires_in_ms: int, uses: int, label: str, *, anchor: bool = False
     ) -> ticket_pb2.Ticket:
         """A new ticket of a run; `expires_in_ms` 0: the ticket never expires. `anchor`: for anchors."""
         body = pb.CreateTicketBody(
-            run_id=run_id_of(genesis),
-            nonce=secrets.token_bytes(NONCE_BYTES),
-            expires_in_ms=expires_in_ms,
-            uses=uses,
-            label=label,
-            anchor=anchor,
+            run_id=run_id_of(genesis), expires_in_ms=expires_in_ms, uses=uses, label=label, anchor=anchor
         )
-        request = pb.CreateTicketRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
-        ticket: ticket_pb2.Ticket = self._call("CreateTicket", request).ticket
+        ticket: ticket_pb2.Ticket = self._call("CreateTicket", body).ticket
         return ticket
 
     def tickets(self, genesis: log_pb2.Genesis) -> list[pb.TicketStatus]:
         """Every ticket of a run, oldest first."""
-        body = pb.ListTicketsBody(run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES))
-        request = pb.ListTicketsRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
-        return list(self._call("ListTickets", request).tickets)
+        return list(self._call("ListTickets", pb.ListTicketsBody(run_id=run_id_of(genesis))).tickets)
 
     def revoke_ticket(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket, *, with_peers: bool) -> None:
         """The ticket admits no further peer; `with_peers`: the peers that joined with it have to leave."""
-        body = pb.RevokeTicketBody(
-            run_id=run_id_of(genesis),
-            nonce=secrets.token_bytes(NONCE_BYTES),
-            ticket_id=ticket.ticket_id,
-            with_peers=with_peers,
-        )
-        self._call("RevokeTicket", pb.RevokeTicketRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        body = pb.RevokeTicketBody(run_id=run_id_of(genesis), ticket_id=ticket.ticket_id, with_peers=with_peers)
+        self._call("RevokeTicket", body)
 
     def exclude_peer(self, genesis: log_pb2.Genesis, public_key: bytes, reason: str) -> None:
         """The peer takes part no more, and is told why."""
-        body = pb.ExcludePeerBody(
-            run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES), public_key=public_key, reason=reason
-        )
-        self._call("ExcludePeer", pb.ExcludePeerRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        body = pb.ExcludePeerBody(run_id=run_id_of(genesis), public_key=public_key, reason=reason)
+        self._call("ExcludePeer", body)
 
     def readmit_peer(self, genesis: log_pb2.Genesis, public_key: bytes) -> None:
         """The peer may join again."""
-        body = pb.ReadmitPeerBody(
-            run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES), public_key=public_key
-        )
-        self._call("ReadmitPeer", pb.ReadmitPeerRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        self._call("ReadmitPeer", pb.ReadmitPeerBody(run_id=run_id_of(genesis), public_key=public_key))
 
     def steer(self, genesis: log_pb2.Genesis, change: pb.RunChange, reason: str = "", steps: int = 0) -> None:
         """One change in the life of a run."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        body = pb.SteerRunBody(run_id=run_id_of(genesis), nonce=nonce, change=change, reason=reason, steps=steps)
-        self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        body = pb.SteerRunBody(run_id=run_id_of(genesis), change=change, reason=reason, steps=steps)
+        self._call("SteerRun", body)
 
     def change(self, genesis: log_pb2.Genesis, settings: Settings) -> None:
         """Other values of settings of a paused run."""
-        body = pb.SteerRunBody(
-            run_id=run_id_of(genesis),
-            nonce=secrets.token_bytes(NONCE_BYTES),
-            change=pb.RunChange.RUN_CHANGE_SETTINGS,
-            settings=settings_body(settings),
-        )
-        self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body)))
+        changed = pb.RunChange.RUN_CHANGE_SETTINGS
+        body = pb.SteerRunBody(run_id=run_id_of(genesis), change=changed, settings=settings_body(settings))
+        self._call("SteerRun", body)
 
     def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:
         """The one ticket whose id starts with `name` or whose label it is; OperatorError otherwise."""
@@ -194,8 +162,10 @@ class Operator:
         others = (address for address in self.serving.coordinators if address != self.serving.advertise)
         return (f"{self.serving.host}:{self.serving.port}", *others)
 
-    def _call(self, name: str, request: Any) -> Any:
-        """Ask this home's coordinator; if it stands by, the others."""
+    def _call(self, name: str, body: Any) -> Any:
+        """Sign the body with a new nonce, and ask this home's coordinator; if it stands by, the others."""
+        body.nonce = secrets.token_bytes(NONCE_BYTES)
+        request = getattr(pb, f"{name}Request")(envelope=seal(self.identity, Kind.KIND_ADMIN, NO_RUN, body))
         problems: list[str] = []
         for address in self.addresses:
             try:
@@ -248,6 +218,8 @@ def facts_of(invite: Invite) -> pb.GetRunResponse:
 
 
 HEALTH_SECONDS_MAX = 5.0
+"""`health` is for probes of containers and services. It checks over gRPC and TLS as peers do; a plain gRPC probe of Kubernetes
+speaks no TLS."""
 
 
 def health(
@@ -257,13 +229,7 @@ def health(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """`swarmentum-coordinator health`: whether the coordinator of a home folder answers, for probes of containers and
-    services.
-
-    It checks over gRPC and TLS as peers do. A plain gRPC probe of Kubernetes cannot: it speaks no TLS.
-
-    Ask the coordinator of --home whether it acts. Exit code 0: yes; 1: it stands by; 3: no answer.
-    """
+    """Ask the coordinator of --home whether it acts. Exit code 0: yes; 1: it stands by; 3: no answer."""
     folder = settings(home=home).home
     serving = Serving.read(folder)
     address = f"{serving.host}:{serving.port}"

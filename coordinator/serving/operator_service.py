@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from coordinator.clock import admission, life
@@ -41,20 +42,7 @@ from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2, ticket_pb2
 from protos.version import RELEASES
 
-_B = TypeVar(
-    "_B",
-    pb.CreateRunBody,
-    pb.ListRunsBody,
-    pb.CreateTicketBody,
-    pb.ListTicketsBody,
-    pb.RevokeTicketBody,
-    pb.ExcludePeerBody,
-    pb.ReadmitPeerBody,
-    pb.WithdrawSnapshotBody,
-    pb.ListStatesBody,
-    pb.SteerRunBody,
-    pb.ListOrdersBody,
-)
+_B = TypeVar("_B", bound=Message)
 
 
 class OperatorService(Calls, rpc.OperatorServiceServicer):
@@ -63,7 +51,6 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
     @answered
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:  # noqa: N802
         """A new run from a configuration."""
-        self.check_acts()
         body = self._body(request.envelope, pb.CreateRunBody)
         config = config_from_json(body.config_json)
         config.check_new()
@@ -107,7 +94,6 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
     @answered
     async def ListStates(self, request: pb.ListStatesRequest, context: Context) -> pb.ListStatesResponse:  # noqa: N802
         """Every state of a run that a fork can begin at."""
-        self.check_acts()
         body = self._body(request.envelope, pb.ListStatesBody)
         run = self.runtime(body.run_id, archived=True).run
         found = await self.hub.states(run)
@@ -118,7 +104,6 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
     @answered
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:  # noqa: N802
         """Every run of this coordinator."""
-        self.check_acts()
         body = self._body(request.envelope, pb.ListRunsBody)
         shown = [it for it in self.hub.runs.values() if body.archived or not it.run.archived]
         return pb.ListRunsResponse(runs=map(self.hub.describe, shown))
@@ -128,7 +113,6 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         self, request: pb.CreateTicketRequest, context: Context
     ) -> pb.CreateTicketResponse:
         """A new ticket of a run."""
-        self.check_acts()
         body = self._body(request.envelope, pb.CreateTicketBody)
         doors.bounded(body.expires_in_ms, limits.TICKET_MS_MAX, "ms until it expires")
         now = clocks.unix_ms()
@@ -164,7 +148,6 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         self, request: pb.RevokeTicketRequest, context: Context
     ) -> pb.RevokeTicketResponse:
         """A ticket admits no further peer."""
-        self.check_acts()
         body = self._body(request.envelope, pb.RevokeTicketBody)
         await self._ask(body.run_id, RevocationAsked(body.ticket_id, body.with_peers))
         return pb.RevokeTicketResponse()
@@ -174,7 +157,6 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         self, request: pb.ExcludePeerRequest, context: Context
     ) -> pb.ExcludePeerResponse:
         """A peer takes part no more."""
-        self.check_acts()
         body = self._body(request.envelope, pb.ExcludePeerBody)
         doors.sized(body.public_key, limits.PUBLIC_KEY_BYTES, "public key")
         await self._ask(body.run_id, ExclusionAsked(body.public_key, doors.operators_reason(body.reason, needed=True)))
@@ -186,7 +168,6 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         self, request: pb.ReadmitPeerRequest, context: Context
     ) -> pb.ReadmitPeerResponse:
         """An excluded peer may join again."""
-        self.check_acts()
         body = self._body(request.envelope, pb.ReadmitPeerBody)
         doors.sized(body.public_key, limits.PUBLIC_KEY_BYTES, "public key")
         await self._ask(body.run_id, ReadmissionAsked(body.public_key))
@@ -197,7 +178,6 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         self, request: pb.WithdrawSnapshotRequest, context: Context
     ) -> pb.WithdrawSnapshotResponse:
         """Agreed snapshots of this step and later ones, and the digests since, do not count any more."""
-        self.check_acts()
         body = self._body(request.envelope, pb.WithdrawSnapshotBody)
         doors.bounded(body.step, limits.STEP_MAX, "as a step")
         await self._ask(body.run_id, WithdrawalAsked(body.step))
@@ -206,7 +186,6 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
     @answered
     async def SteerRun(self, request: pb.SteerRunRequest, context: Context) -> pb.SteerRunResponse:  # noqa: N802
         """One change in the life of a run."""
-        self.check_acts()
         body = self._body(request.envelope, pb.SteerRunBody)
         if body.change == pb.RunChange.RUN_CHANGE_DELETE:
             if why := life.may_go(self.runtime(body.run_id, archived=True).run):
@@ -250,7 +229,11 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
             raise DeclinedError(refusals[0])
 
     def _body(self, envelope: envelope_pb2.SignedEnvelope, body_type: type[_B], signer: bytes | None = None) -> _B:
-        """The body of a request of the operator, used once. Raises Refusal. `signer`: None for the coordinator's own key."""
+        """The body of a request of the operator, used once. Raises StandsByError or Refusal.
+
+        `signer`: None for the coordinator's own key.
+        """
+        self.check_acts()
         opened = self.opened(envelope, Kind.KIND_ADMIN, signer=signer or self.hub.identity.public_key)
         body = parse(body_type, opened.body)
         if len(UnknownFieldSet(body)):
@@ -258,7 +241,7 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
             raise Refusal(
                 Reason.MALFORMED, f"not a {body_type.__name__}: it has fields that this coordinator does not know"
             )
-        nonce: bytes = body.nonce
+        nonce: bytes = body.nonce  # type: ignore[attr-defined]  # each of these bodies has one
         doors.sized(nonce, limits.NONCE_BYTES, "nonce")
         self.sessions.use_nonce(nonce)
         return body
