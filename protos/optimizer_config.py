@@ -172,7 +172,7 @@ class OptimizerConfig(Section):
     """Of method paper: the longest side of a chunk."""
 
     lr: float = Field(default=2e-3, gt=0, le=2)
-    """Peak learning rate. With base muon (the default) `run create` takes 4e-3, and less above 0.7 M parameters
+    """Peak learning rate. With base muon (the default) `run create` takes 4e-3, and less above 0.9 M parameters
     (docs/optimizers.md). With base sign 2e-3 was best at 0.66 M. With local steps it is the outer one: about 0.7."""
 
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"

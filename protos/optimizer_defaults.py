@@ -13,7 +13,7 @@ PAPER_SETS: dict[str, Any] = {"beta": 0.999, "beta2": 0.0, "selection": "topk", 
 DEFAULT_BASE: dict[str, Any] = {"name": "muon", "block": 64, "iterations": 2}
 """The base of `optimizer` where peers vote on gradients and it is not set: it learns best at its bytes (docs/benchmarks.md)."""
 
-MUON_LR, MUON_LR_PARAMETERS, MUON_LR_POWER = 4e-3, 700_000, 0.4
+MUON_LR, MUON_LR_PARAMETERS, MUON_LR_POWER = 4e-3, 900_000, 0.4
 """The default of `lr` with base muon, best of 2e-3, 4e-3 and 8e-3 with so many parameters. With more it falls as AdamW's does,
 whose updates have the same size: this power fits GPT-3's table of 0.1 to 7 B (arXiv 2005.14165, table 2.1)."""
 
