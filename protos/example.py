@@ -29,10 +29,15 @@ COMMON = frozenset({
 FILLED_IN = frozenset({"model.reference", "trust.anchored"})
 """Keys that `run create` writes into a run's definition. They are no settings of a person."""
 MEASURED = (
-    "clock.quorum", "clock.deadline_mad_factor", "clock.digest_steps",
-    "trust.checkers", "trust.agreement_min", "trust.overlap_max", "trust.exclude_at",
+    "clock.quorum", "clock.deadline_mad_factor", "clock.deadline_ms_min", "clock.digest_steps",
+    "trust.checkers", "trust.check_samples", "trust.agreement_min", "trust.overlap_max", "trust.exclude_at",
 )  # fmt: skip
 """Constants that were measured. A run's definition records them, a file may have them, and no list shows them."""
+COMPARED = tuple(f"optimizer.{key}" for key in (
+    "chunk", "nesterov", "transform", "magnitudes", "refused", "local.beta1", "local.beta2", "local.weight_decay",
+    "base.momentum", "base.nesterov", "base.beta1", "base.beta2", "base.eps", "base.output",
+))  # fmt: skip
+"""Parts of methods that a paper or a recipe fixes, or that lost a comparison: docs/optimizers.md has them, and no list."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def settings_of(
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             nested.append((f"{table}.{name}".lstrip("."), inner, getattr(made, name, None)))
             continue
-        if f"{table}.{name}" in FILLED_IN or f"{table}.{name}" in MEASURED:
+        if f"{table}.{name}" in (*FILLED_IN, *MEASURED, *COMPARED):
             continue
         if not field.description:
             raise ValueError(f"{model.__name__}.{name} has no docstring")

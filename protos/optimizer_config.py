@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from protos.errors import OperatorError
 from protos.mistakes import Mistake
 from protos.optimizer_defaults import with_defaults
 
 GROUP_SIZES = (8, 16, 32, 64, 128)
-
 TOP_K_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048)
 
 TOP_K_FEW_BITS_MAX = 512
@@ -24,13 +23,10 @@ TOP_K_FEW_BITS_MAX = 512
 ONE_IN_SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 GroupSize = Literal[8, 16, 32, 64, 128]
-
 TopK = Literal[4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048]
-
 OneIn = Literal[2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 
 CAP_DEFAULT = 2
-
 CAP_MAX = 127
 
 SHARED = ("random", "striding", "slicing", "full")
@@ -176,8 +172,8 @@ class OptimizerConfig(Section):
     """Of method paper: the longest side of a chunk."""
 
     lr: float = Field(default=2e-3, gt=0, le=2)
-    """Peak learning rate; 4e-3 with base muon, set or by default; 1e-3 learned more at 23 M parameters. With base sign 2e-3
-    beat 1e-3 and 3e-3 at 0.66 M parameters. With local steps it is the outer one: about 0.7."""
+    """Peak learning rate. With base muon (the default) `run create` takes 4e-3, and less above 0.9 M parameters
+    (docs/optimizers.md). With base sign 2e-3 was best at 0.66 M. With local steps it is the outer one: about 0.7."""
 
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Shape of the learning rate after the warm-up. `wsd` stays at `lr`, and decays in the last `decay_steps`
@@ -254,13 +250,14 @@ class OptimizerConfig(Section):
 
     local: LocalStepsConfig = LocalStepsConfig()
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _published(cls, values: Any) -> Any:
-        """The defaults of the method or recipe in place of the settings that are not given."""
-        if not isinstance(values, dict):
-            return values
-        return with_defaults(values)
+    def _published(cls, values: Any, made: ModelWrapValidatorHandler[OptimizerConfig]) -> OptimizerConfig:
+        """The defaults of the method or recipe in place of the settings that are not given. They do not count as set."""
+        config = made(with_defaults(values) if isinstance(values, dict) else values)
+        if isinstance(values, dict):
+            config.model_fields_set.intersection_update(values)
+        return config
 
     @model_validator(mode="after")
     def _of_the_method(self) -> OptimizerConfig:

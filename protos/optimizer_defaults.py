@@ -13,8 +13,9 @@ PAPER_SETS: dict[str, Any] = {"beta": 0.999, "beta2": 0.0, "selection": "topk", 
 DEFAULT_BASE: dict[str, Any] = {"name": "muon", "block": 64, "iterations": 2}
 """The base of `optimizer` where peers vote on gradients and it is not set: it learns best at its bytes (docs/benchmarks.md)."""
 
-MUON_LR = 4e-3
-"""The default of `lr` with base muon: best of 2e-3, 4e-3 and 8e-3 at 0.66 M parameters."""
+MUON_LR, MUON_LR_PARAMETERS, MUON_LR_POWER = 4e-3, 900_000, 0.4
+"""The default of `lr` with base muon, best of 2e-3, 4e-3 and 8e-3 with so many parameters. With more it falls as AdamW's does,
+whose updates have the same size: this power fits GPT-3's table of 0.1 to 7 B (arXiv 2005.14165, table 2.1)."""
 
 RECIPES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -56,6 +57,11 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if not sets and "lr" not in values and _is_muon(values.get("base")):
         values = {"lr": MUON_LR, **values}
     return {key: _over(sets.get(key), values.get(key)) for key in {**sets, **values}}
+
+
+def muon_lr(parameters: int) -> float:
+    """The default of `lr` with base muon for a model of so many parameters, in two digits."""
+    return float(f"{MUON_LR * min(1.0, (MUON_LR_PARAMETERS / max(parameters, 1)) ** MUON_LR_POWER):.1e}")
 
 
 def _has_default_base(values: dict[str, Any]) -> bool:

@@ -29,10 +29,10 @@ from coordinator.commands.planning import (
     layout_of_run,
     measured_of,
     planned,
-    rate_of,
     recipe_of,
     room_for_votes,
     text_of,
+    with_rate,
 )
 from coordinator.commands.recipes import PEAK_FLOPS, tokens_a_second
 from coordinator.commands.run_mistakes import mistakes
@@ -153,7 +153,8 @@ def findings_of(
         config = config.model_copy(update={"model": config.model.model_copy(update={"reference": reference})})
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
-    rate, notes = ("", ()) if facts is None else (rate_of(config, facts.parameters), facts.notes)
+    config, rate = with_rate(config, None if facts is None else facts.parameters)
+    notes = () if facts is None else facts.notes
     told_all = tuple(filter(None, (recipe_of(config), rate, measured_of(config), said, room, *notes)))
     return Findings(config, facts, unknown, told_all, gave_up)
 

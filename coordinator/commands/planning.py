@@ -22,7 +22,7 @@ from protos.example import MEASURED
 from protos.limits import PAYLOADS_GB
 from protos.mistakes import has_own_text
 from protos.model_config import LayoutFacts
-from protos.optimizer_defaults import RECIPES
+from protos.optimizer_defaults import MUON_LR_PARAMETERS, RECIPES, muon_lr
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 from protos.safe_path import python_command
 
@@ -42,7 +42,6 @@ PERIODS_KEPT = 3
 KEPT_BESIDE_GB = 30
 """What a peer keeps beside others' votes: its archive and its text (`disk_gb` is for all three)."""
 BYTES_A_GB = 10**9
-LARGE_PARAMETERS = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -150,15 +149,21 @@ def measured_of(config: RunConfig) -> str:
     return f"{', '.join(changed)}: measured; a run that leaves them out has the usual ones." if changed else ""
 
 
-def rate_of(config: RunConfig, parameters: int) -> str:
-    """A note on the default rate where it is too high: for large models; empty otherwise."""
-    lr = config.optimizer.lr
-    if lr != RunConfig().optimizer.lr or parameters < LARGE_PARAMETERS:
-        return ""
-    return (
-        f"optimizer.lr = {lr:g} was chosen with 0.7 M parameters; this model has {count(parameters)}, and one of 23 M learned "
-        "more with 0.001 (docs/benchmarks.md): set that, unless you have tried."
-    )
+def with_rate(config: RunConfig, parameters: int | None) -> tuple[RunConfig, str]:
+    """The run with the default learning rate of its model's size, if it is known, and what there is to say about it."""
+    optimizer = config.optimizer
+    if optimizer.base.name != "muon" or "lr" in optimizer.model_fields_set:
+        return config, ""
+    if parameters is None:
+        return config, (
+            f"optimizer.lr = {optimizer.lr:g} fits {count(MUON_LR_PARAMETERS)} parameters; the size of this model is not known "
+            "here, and larger ones need less (docs/optimizers.md)."
+        )
+    rate = muon_lr(parameters)
+    if rate == optimizer.lr:
+        return config, ""
+    said = f"optimizer.lr = {rate:g}: the default for {count(parameters)} parameters (docs/optimizers.md)."
+    return config.model_copy(update={"optimizer": optimizer.model_copy(update={"lr": rate})}), said
 
 
 def recipe_of(config: RunConfig) -> str:

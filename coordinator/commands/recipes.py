@@ -29,7 +29,6 @@ class Recipe:
     tokenizer: str
     batch_samples: int
     steps: int
-    lr: float
     deadline_ms_max: int
     context: int = 1024
     dtype: str = "uint16"
@@ -42,21 +41,21 @@ RECIPES: Final = {
             "model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
             "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
         },
-        "openai-community/gpt2", batch_samples=512, steps=19_000, lr=1e-3, deadline_ms_max=120_000,
+        "openai-community/gpt2", batch_samples=512, steps=19_000, deadline_ms_max=120_000,
     ),
     "smollm2-360m": Recipe(
         {
             **_LLAMA, "vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
             "num_attention_heads": 15, "num_key_value_heads": 5,
         },
-        "HuggingFaceTB/SmolLM2-360M", batch_samples=512, steps=19_000, lr=1e-3, deadline_ms_max=300_000,
+        "HuggingFaceTB/SmolLM2-360M", batch_samples=512, steps=19_000, deadline_ms_max=300_000,
     ),
     "llama-3.2-1b": Recipe(
         {
             **_LLAMA, "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
             "num_attention_heads": 32, "num_key_value_heads": 8,
         },
-        "meta-llama/Llama-3.2-1B", batch_samples=1024, steps=24_000, lr=1e-3, deadline_ms_max=900_000, dtype="uint32",
+        "meta-llama/Llama-3.2-1B", batch_samples=1024, steps=24_000, deadline_ms_max=900_000, dtype="uint32",
     ),
 }  # fmt: skip
 
@@ -68,7 +67,7 @@ def run_toml(name: str) -> str:
     it = RECIPES[name]
     tokens = it.steps * it.batch_samples * it.context / 1e9
     return f"""# {name}: {tokens:.0f} billion tokens. Nobody has trained it with Swarmentum yet:
-# rate, batch and schedule are a start, not a result.
+# batch and steps are a start, not a result.
 # `swarmentum-coordinator run check FILE` prints what it takes of each peer: memory, disk, traffic, days.
 name = "{name}"
 
@@ -81,9 +80,6 @@ source = "shards"
 tokenizer = "{it.tokenizer}"
 dtype = "{it.dtype}"
 context = {it.context}
-
-[optimizer]
-lr = {it.lr}
 
 [clock]
 steps = {it.steps}

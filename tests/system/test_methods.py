@@ -45,6 +45,10 @@ base = { name = "muon", momentum = 0.5 }
 selection = "random"
 one_in = 8
 """,
+    "places of each peer's own": """
+selection = "independent"
+one_in = 8
+""",
     "DiLoCo with DeMo": """
 recipe = "diloco-demo"
 local = { steps = 4, lr = 2e-3 }

@@ -19,9 +19,9 @@ from coordinator.commands.planning import (
     layout_of_run,
     measured_of,
     planned,
-    rate_of,
     room_for_votes,
     votes_needed,
+    with_rate,
 )
 from node.model.spec import ModelSpec, build
 from node.training.replica import Replica
@@ -29,7 +29,7 @@ from protos.address import block_of
 from protos.admission_config import AdmissionConfig
 from protos.identity import peer_id
 from protos.optimizer_config import OptimizerConfig
-from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig
+from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig, config_from_json
 from tests.unit.coordinator.driver import key
 from tests.unit.coordinator.serving import operated, served
 from tests.unit.coordinator.test_service import WAITS
@@ -155,7 +155,27 @@ def test_a_run_whose_votes_its_peers_cannot_keep_is_told_so(payload_bytes: int, 
     assert re.search(says, said) if says else not said
 
 
-def test_the_default_rate_is_named_where_it_is_too_high() -> None:
-    assert rate_of(RunConfig(), 900_000) == ""
-    assert "this model has 23 M, and one of 23 M learned more with 0.001" in rate_of(RunConfig(), 23_075_328)
-    assert rate_of(RunConfig.model_validate({"optimizer": {"lr": 1e-3}}), 23_075_328) == ""
+@pytest.mark.parametrize(
+    ("optimizer", "parameters", "lr", "says"),
+    [
+        ({}, 885_888, 4e-3, ""),
+        ({}, 5_851_776, 1.9e-3, "optimizer.lr = 0.0019: the default for 5.9 M parameters"),
+        ({}, 124_000_000, 5.6e-4, "0.00056"),
+        ({}, 1_240_000_000, 2.2e-4, "0.00022"),
+        ({}, None, 4e-3, "the size of this model is not known here"),
+        ({"lr": 4e-3}, 124_000_000, 4e-3, ""),
+        ({"base": {"name": "muon", "block": 0}}, 124_000_000, 5.6e-4, "0.00056"),
+        ({"base": {"name": "sign"}}, 124_000_000, 2e-3, ""),
+        ({"method": "paper"}, 124_000_000, 2e-3, ""),
+        ({"recipe": "sparseloco"}, 124_000_000, 1.0, ""),
+    ],
+)
+def test_the_default_rate_follows_the_size_of_the_model(
+    optimizer: dict[str, Any], parameters: int | None, lr: float, says: str
+) -> None:
+    """Those of GPT-3's table (125 M: 6e-4, 1.3 B: 2e-4), where nobody set one; a run that was made keeps its own."""
+    made, said = with_rate(RunConfig.model_validate({"optimizer": optimizer}), parameters)
+    assert made.optimizer.lr == lr
+    assert says in said if says else not said
+    again = config_from_json(made.model_dump_json())
+    assert with_rate(again, 8_000_000_000) == (again, "")
