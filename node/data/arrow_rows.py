@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from node.data.rows import Rows
+from node.data.rows import Rows, not_one
 from node.data.tally import LeftOutReason, Tally
 from protos.errors import DataError
 
@@ -64,8 +64,7 @@ def _lacks(rows: Rows, names: list[str], column: str) -> bool:
     """Whether the file has no such column; then it is left out."""
     if names.count(column) == 1:
         return False
-    found = f"has {column!r} twice" if column in names else f"has no column {column!r}; it has {', '.join(names)}"
-    rows.end(f"{found}: name one with --column", None, rows.path.stat().st_size, LeftOutReason.NO_COLUMN)
+    rows.end(not_one(names, column), None, rows.path.stat().st_size, LeftOutReason.NO_COLUMN)
     return True
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.data.sources import ARCHIVES, Document, Source, documents, has_rows, standard_library
+from node.data.sources import ARCHIVES, Document, Source, documents, has_rows, pointer_of, standard_library
 from node.data.tally import Reading, Tally
 from node.data.tokenizer import ByteTokenizer, Tokenizer, run_tokenizer
 from node.data.tokens import (
@@ -21,7 +21,7 @@ from node.data.tokens import (
     open_tokens,
     tokenise,
 )
-from node.data.unpack import PACKED_SUFFIXES
+from node.data.unpack import PackedError, opened
 from node.data.walk import mode_of
 from protos.errors import DataError
 
@@ -105,9 +105,13 @@ def _counted(found: Iterator[Document], tally: Tally) -> Iterator[Document]:
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether a file is its own text, byte for byte."""
-    return (
-        path.is_file()
-        and not has_rows(path, Source.column)
-        and path.suffix.lower() not in (*PACKED_SUFFIXES, *ARCHIVES)
-    )
+    """Whether a file is its own text, byte for byte. Its first bytes say whether it is packed, not its name."""
+    if not path.is_file() or has_rows(path, Source.column) or path.suffix.lower() in ARCHIVES:
+        return False
+    try:
+        with opened(path) as (_, unpacked):
+            return unpacked is None and pointer_of(path) is None
+    except PackedError:
+        return False
+    except OSError:
+        return True  # `open_text` says why
