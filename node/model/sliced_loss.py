@@ -46,7 +46,7 @@ def parts_of(model: nn.Module, positions: int) -> ModelHalves | None:
     trunk: Any = model.base_model
     if (
         type(head) is not nn.Linear
-        or head.bias is not None
+        or getattr(head, "bias", None) is not None
         or not _is_untouched(head)
         or not isinstance(trunk, nn.Module)
         or trunk is model
