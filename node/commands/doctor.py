@@ -85,8 +85,8 @@ def conditions_of(settings: PeerSettings) -> list[State]:
     values = Live(settings.home, settings).values
     month = Month(settings.home, structlog.get_logger("doctor"))
     facts = Machine().facts(values)
-    used = (month.up, month.down) if month.name == facts.month else (0, 0)
-    return list(states(values, replace(facts, uploaded=used[0], downloaded=used[1])))
+    up, down = month.of(facts.month)
+    return list(states(values, replace(facts, uploaded=up, downloaded=down)))
 
 
 def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault, tell: Tell, say: Say) -> Found:

@@ -111,7 +111,9 @@ def download(model: str) -> HubModel:
         revision = HfApi().model_info(repo_id, revision=wanted or None).sha
         if revision is None:
             raise RefusedError(f"{repo_id}: the hub names no revision of it")
-        folder = snapshot_download(repo_id, revision=revision, allow_patterns=list(WEIGHT_PATTERNS))
+        folder = snapshot_download(
+            repo_id, revision=revision, allow_patterns=[*WEIGHT_PATTERNS, "config.json", "tokenizer.json"]
+        )
     return HubModel(repo_id, revision, Path(folder))
 
 

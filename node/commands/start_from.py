@@ -1,18 +1,21 @@
 """`swarmentum start-from`: turns a model into the state that a new run starts from, stored in a peer's home. ADR 5.
 
 The peer with that home serves the state; the run's genesis names its root, and every peer checks it. Refuses a model whose
-parameters have other names or shapes than run.toml's. Reads nothing but safetensors, which hold no code. A model may be a
-folder or a file, an archive of a run, or a name on the Hugging Face hub, whose revision start.json then names.
+parameters have other names or shapes than run.toml's, and one whose folder says that it computes otherwise: the same numbers
+are then another model. Reads no code. A model may be a folder or a file (of which nothing says how it computes), an archive of
+a run, or a name on the Hugging Face hub, whose revision start.json then names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +26,34 @@ from node.assemble import PIECES, folder_of
 from node.commands import hugging_face
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
-from node.model.spec import ModelError, ModelSpec, build
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, configuration
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
 from node.training.replica import BASE_PREFIX, Replica
-from protos.errors import OperatorError
+from protos.envelope import parse
+from protos.errors import OperatorError, Refusal, TokenizerError
 from protos.limits import SNAPSHOT_PIECE_BYTES
-from protos.run_config import RunConfig
+from protos.run_config import RunConfig, config_from_json
 from protos.start import MODEL_KEY, MODEL_STEP, StartingState, start_values
+from protos.v1 import log_pb2
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 NAMES_SHOWN_MAX: Final = 3
 BYTES_A_GB: Final = 10**9
+SAME_ANSWERS: Final = re.compile(
+    r"transformers_version|architectures|(torch_)?dtype|_name_or_path|\w*token_ids?|\w*vocab_size\w*|n_positions|"
+    r"max_position_embeddings|max_window_layers|output_\w+|return_dict\w*|use_cache|id2label|label2id|problem_type|"
+    r"chunk_size_feed_forward|initializer_\w+|init_std|\w*dropout\w*|\w*pdrop|\w*jitter\w*|\w*_coef|summary_\w+|"
+    r"tie_word_embeddings|pretraining_tp|auto_map"
+)
+"""Keys of a configuration that change no answer of trained weights, or that shapes and numbers show."""
+MEANT: Final = "if you mean it, name the file of weights itself"
+SAMPLE_TEXT: Final = (
+    "The quick brown fox, 1234567890 times:\n\tdef caf\u00e9(x): return x * 2  # \u6771\u4eac \U0001f642\n"
+)
+BUFFER_TOLERANCE: Final = 1e-2
+"""Of a buffer that was saved as bf16."""
 _DOMAIN = b"swarmentum/v1/start-from\0"
 
 
@@ -67,6 +86,7 @@ def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> 
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
     if spec.config is not None and "vocab_size" not in spec.config:
         spec = replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})
+    check_alike(spec, config.data.tokenizer, Path(model))
     made = build(spec, config.seed)
     name = load_weights(made, Path(model))
     replica = Replica(name, made, config.optimizer, config.optimizer.vote_size)
@@ -85,13 +105,21 @@ def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> 
 def load_weights(made: nn.Module, model: Path) -> bytes:
     """Put the weights of a folder or file into a model, in fp32; the hash of names, shapes and bits, which names the state."""
     wanted, found, hashed = parameters_of(made), set[str](), {}
-    others = {name for name, _ in made.named_parameters(remove_duplicate=False)} | {
-        name for name, _ in made.named_buffers()
-    }
+    names = {id(parameter): name for name, parameter in made.named_parameters()}
+    tied = {name: names[id(it)] for name, it in made.named_parameters(remove_duplicate=False)}
+    buffers, kept, twins = dict(made.named_buffers()), made.state_dict().keys(), dict[str, bytes]()
     for name, tensor in _tensors(model):
         if name not in wanted:
-            if name in others or name.startswith(BASE_PREFIX):
-                continue  # a tied tensor under another name, a buffer that the model makes itself, a base optimizer's state
+            if name in tied:
+                twins[name] = _hash(tensor)
+                continue
+            if name in buffers or name.startswith(BASE_PREFIX):  # a base optimizer's state begins anew
+                if name in kept and not _close(tensor, buffers[name]):
+                    raise ModelError(
+                        f"{model}: the buffer {name!r} has other numbers than run.toml's model makes, and no vote carries "
+                        "buffers: correct [model.config], or take a model without it"
+                    )
+                continue
             raise ModelError(f"{model}: holds {name!r}, which run.toml's model does not have: correct [model.config]")
         if tensor.shape != wanted[name].shape:
             shapes = f"{list(tensor.shape)}, and run.toml's model {list(wanted[name].shape)}"
@@ -101,14 +129,83 @@ def load_weights(made: nn.Module, model: Path) -> bytes:
         if not bool(wanted[name].isfinite().all()):
             raise ModelError(f"{model}: {name!r} contains NaN or infinity")
         found.add(name)
-        hashed[name] = hashlib.sha256(wanted[name].contiguous().numpy().tobytes()).digest()
+        hashed[name] = _hash(wanted[name])
     if missing := sorted(wanted.keys() - found):
         shown = ", ".join(missing[:NAMES_SHOWN_MAX]) + (" ..." if len(missing) > NAMES_SHOWN_MAX else "")
         raise ModelError(f"{model}: lacks {len(missing)} parameters of run.toml's model: {shown}")
+    if untied := [name for name, digest in twins.items() if digest != hashed[tied[name]]]:
+        raise ModelError(
+            f"{model}: {untied[0]!r} has other numbers than {tied[untied[0]]!r}, and run.toml's model has one tensor for both: "
+            "set tie_word_embeddings = false in [model.config]"
+        )
     whole = hashlib.sha256(_DOMAIN)
     for name in sorted(hashed):
         whole.update(f"{name} {list(wanted[name].shape)}\0".encode() + hashed[name])
     return whole.digest()
+
+
+def _hash(tensor: Tensor) -> bytes:
+    return hashlib.sha256(tensor.detach().to(torch.float32).contiguous().numpy().tobytes()).digest()
+
+
+def _close(tensor: Tensor, buffer: Tensor) -> bool:
+    one, other = tensor.double(), buffer.double()
+    return one.shape == other.shape and torch.allclose(one, other, rtol=BUFFER_TOLERANCE, equal_nan=True)
+
+
+def check_alike(spec: ModelSpec, tokenizer: str, model: Path) -> None:
+    """Raises ModelError if what lies beside the weights says that they belong to a model that computes otherwise, or to other
+    tokens. Nothing may lie there."""
+    place, theirs = _told(model)
+    own = None if spec.factory else (SMALL_LLAMA if spec.config is None else spec.config)
+    if theirs is not None and own is not None and (wrong := _differing(own, theirs)):
+        shown = "; ".join(f"{key} = {mine!r} here, and {other!r} there" for key, mine, other in wrong[:NAMES_SHOWN_MAX])
+        raise ModelError(
+            f"{place} says that these weights belong to another model than run.toml's: {shown}: correct [model.config], or, "
+            f"{MEANT}"
+        )
+    if (model / TOKENIZER).is_file():
+        with suppress(TokenizerError):  # of the run's, every peer says so
+            here, there = (load_tokenizer(name).encode(SAMPLE_TEXT) for name in (tokenizer, str(model / TOKENIZER)))
+            if here.tolist() != there.tolist():
+                raise ModelError(
+                    f"{model / TOKENIZER} makes other tokens than data.tokenizer = {tokenizer!r}: correct [data], or, {MEANT}"
+                )
+
+
+def _told(model: Path) -> tuple[Path, Mapping[str, Any] | None]:
+    """A file beside the weights, and the configuration in it; None if there is none."""
+    if (place := model / files.GENESIS).is_file():
+        with suppress(Refusal, OperatorError):  # of a run that this version cannot read; the layout decides
+            of_run = config_from_json(parse(log_pb2.Genesis, place.read_bytes()).config_json).model
+            return place, None if of_run.factory else of_run.config or SMALL_LLAMA
+        return place, None
+    if not (place := model / CONFIG).is_file():
+        return place, None
+    try:
+        found = json.loads(place.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise OperatorError(f"{place}: cannot be read: {error}") from error
+    return place, found if isinstance(found, dict) and "model_type" in found else None
+
+
+def _differing(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The keys of two configurations that make another model of the same weights, with both values."""
+    if own.get("model_type") != theirs["model_type"]:
+        return [("model_type", own.get("model_type"), theirs["model_type"])]
+    mine, other = configuration(own).to_dict(), configuration(theirs).to_dict()
+    return list(_pairs({key: mine[key] for key in mine.keys() & other.keys()}, other))
+
+
+def _pairs(mine: Mapping[str, Any], other: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in sorted(mine if not before else {*mine, *other}):
+        one, two = mine.get(key), other.get(key)
+        if SAME_ANSWERS.fullmatch(key) or one == two:
+            continue
+        if isinstance(one, dict) and isinstance(two, dict):
+            yield from _pairs(one, two, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", one, two
 
 
 def _tensors(model: Path) -> Iterator[tuple[str, Tensor]]:

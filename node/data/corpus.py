@@ -10,7 +10,17 @@ from typing import Any, Final
 
 from node.data.manifest import MANIFEST, ShardManifest
 from node.data.shard_cache import manifest_of
-from node.data.sources import ARCHIVES, HUB, Document, Source, documents, files_of, has_rows, standard_library
+from node.data.sources import (
+    ARCHIVES,
+    HUB,
+    Document,
+    Source,
+    documents,
+    files_of,
+    has_rows,
+    pointer_of,
+    standard_library,
+)
 from node.data.tally import ALLOW, SHARE_MAX, LeftOutReason, Reading, Tally
 from node.data.tokenizer import ByteTokenizer, Encoder, Tokenizer, run_tokenizer
 from node.data.tokens import (
@@ -25,7 +35,7 @@ from node.data.tokens import (
     parts_of,
     tokenise,
 )
-from node.data.unpack import PACKED_SUFFIXES
+from node.data.unpack import PackedError, opened
 from node.data.walk import file_size, mode_of
 from protos.errors import DataError
 
@@ -109,12 +119,16 @@ def _counted(found: Iterator[Document], tally: Tally) -> Iterator[Document]:
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether a file is its own text, byte for byte."""
-    return (
-        path.is_file()
-        and not has_rows(path, Source.column)
-        and path.suffix.lower() not in (*PACKED_SUFFIXES, *ARCHIVES)
-    )
+    """Whether a file is its own text, byte for byte. Its first bytes say whether it is packed, not its name."""
+    if not path.is_file() or has_rows(path, Source.column) or path.suffix.lower() in ARCHIVES:
+        return False
+    try:
+        with opened(path) as (_, unpacked):
+            return unpacked is None and pointer_of(path) is None
+    except PackedError:
+        return False
+    except OSError:
+        return True  # `open_text` says why
 
 
 SURVEY_BYTES_MAX: Final = 64 << 20

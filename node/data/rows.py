@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -193,6 +193,12 @@ def _checked(pairs: list[tuple[str, Any]], column: str) -> dict[str, Any] | str:
     return dict(pairs) if sum(name == column for name, _ in pairs) < 2 else f"{column!r} twice"
 
 
+def not_one(names: Sequence[str], column: str) -> str:
+    """Words about a file whose columns have that one not once."""
+    found = f"has {column!r} twice" if column in names else f"has no column {column!r}; it has {', '.join(names)}"
+    return f"{found}: name one with --column"
+
+
 def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
     """The texts of a CSV or TSV file, whose first line names the columns. Raises OSError."""
     rows = Rows(path, column, tally)
@@ -203,11 +209,15 @@ def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
         found = csv.reader(lines, delimiter=separator, strict=True)
         try:
             names = next(found, [])
-            if column in names:
+            if names.count(column) == 1:
                 yield from _fields(found, names, rows, lines)
                 return
-            words = f"has no column {column!r}; it has {', '.join(names)}: name one with --column"
-            rows.end(words, None, path.stat().st_size, LeftOutReason.NO_COLUMN if names else LeftOutReason.EMPTY)
+            rows.end(
+                not_one(names, column),
+                None,
+                path.stat().st_size,
+                LeftOutReason.NO_COLUMN if names else LeftOutReason.EMPTY,
+            )
         except csv.Error as error:
             rows.end(f"has no line of names: {error}", None, path.stat().st_size)
         except PackedError as error:
@@ -303,8 +313,7 @@ def _lacks(rows: Rows, names: list[str], column: str) -> bool:
     """Whether the file has no such column; then it is left out."""
     if names.count(column) == 1:
         return False
-    found = f"has {column!r} twice" if column in names else f"has no column {column!r}; it has {', '.join(names)}"
-    rows.end(f"{found}: name one with --column", None, rows.path.stat().st_size, LeftOutReason.NO_COLUMN)
+    rows.end(not_one(names, column), None, rows.path.stat().st_size, LeftOutReason.NO_COLUMN)
     return True
 
 

@@ -245,13 +245,13 @@ def _reader(path: Path, column: str, tally: Tally) -> Iterator[str] | None:
     if path.stat().st_size == 0:
         tally.leave(LeftOutReason.EMPTY, path)
         return iter(())
-    if (words := _pointer(path)) is not None:
+    if (words := pointer_of(path)) is not None:
         tally.leave(LeftOutReason.POINTER, words)
         return iter(())
     return _READERS[suffix](path, column, tally)
 
 
-def _pointer(path: Path) -> str | None:
+def pointer_of(path: Path) -> str | None:
     """Words about a file that only names its text, which is elsewhere."""
     if path.stat().st_size > POINTER_BYTES_MAX:
         return None
@@ -266,7 +266,7 @@ def _plain(path: Path, tally: Tally) -> Document | None:
     if path.suffix.lower() in ARCHIVES or PurePath(inner_name(path)).suffix in ARCHIVES:
         tally.leave(LeftOutReason.PACKED, path, path.stat().st_size)
         return None
-    if (words := _pointer(path)) is not None:
+    if (words := pointer_of(path)) is not None:
         tally.leave(LeftOutReason.POINTER, words)
         return None
     with opened(path) as (file, unpacked):

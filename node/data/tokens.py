@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.rows import BOM_BYTES
-from node.data.sources import Document, check_text
+from node.data.sources import Document, check_text, pointer_of
 from node.data.tally import Tally
 from node.data.tokenizer import Encoder, Tokenizer
 from protos.disk import write_atomic
@@ -95,6 +95,10 @@ def open_tokens(path: Path, dtype: str = "uint16") -> FileTokens:
     if dtype not in TOKEN_TYPES:
         raise DataError(f"data.dtype = {dtype!r}: expected one of {', '.join(TOKEN_TYPES)}")
     try:
+        if pointer_of(path) is not None:
+            raise ValueError(
+                "it is a pointer of Git LFS or git-annex; get the file with `git lfs pull` or `git annex get`"
+            )
         if path.suffix.lower() != ".npy":
             return _open_raw(path, dtype)
         tokens = np.load(path, mmap_mode="r")

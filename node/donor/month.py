@@ -1,6 +1,7 @@
 """Bytes of the local month, counted across restarts in a file of the home. Uploads and downloads of payloads and snapshots.
 
-Refuses to guess: a damaged file counts as an empty month, and the log says so. A kill loses the bytes of the last look.
+Refuses to guess: a damaged file counts as an empty month, and the log says so. A kill loses the bytes of the last look. A clock
+that is wrong for a while, as at the start of a machine without a battery for it, empties no month: each has its own count.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 from protos.disk import replace_bytes, writing
 
 MONTH_FILE = "month.json"
+MONTHS_KEPT = 6
+"""That the clock has shown before; the last ones."""
 
 
 class Month:
@@ -21,15 +24,21 @@ class Month:
         self._path = home / MONTH_FILE
         self._totals = 0, 0
         self.name, self.up, self.down = "", 0, 0
+        self._others: dict[str, tuple[int, int]] = {}
         try:
             told = json.loads(self._path.read_text())
             name, up, down = str(told["month"]), int(told["up"]), int(told["down"])
+            others = {str(other): (int(up), int(down)) for other, (up, down) in dict(told.get("others", {})).items()}
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning(f"{self._path}: cannot be read, so this month's traffic counts from now on", why=str(error))
             return
-        self.name, self.up, self.down = name, max(up, 0), max(down, 0)
+        self.name, self.up, self.down, self._others = name, max(up, 0), max(down, 0), others
+
+    def of(self, month: str) -> tuple[int, int]:
+        """Bytes up and down of a month."""
+        return (self.up, self.down) if month == self.name else self._others.get(month, (0, 0))
 
     def count(self, month: str, up_total: int, down_total: int) -> None:
         """Add what came since the last count, of totals since the start. `month` such as 2026-11. Raises DiskError."""
@@ -37,9 +46,11 @@ class Month:
         if month == self.name and not up and not down:
             return
         if month != self.name:
-            self.name, self.up, self.down = month, 0, 0
+            known = {**self._others, self.name: (self.up, self.down)} if self.name else {}
+            self.name, (self.up, self.down) = month, known.pop(month, (0, 0))
+            self._others = dict(list(known.items())[-MONTHS_KEPT:])
         self._totals = up_total, down_total
         self.up, self.down = self.up + up, self.down + down
         with writing(self._path):
-            data = json.dumps({"month": self.name, "up": self.up, "down": self.down}).encode()
-            replace_bytes(self._path, data + b"\n", synced=False)
+            told = {"month": self.name, "up": self.up, "down": self.down, "others": self._others}
+            replace_bytes(self._path, json.dumps(told).encode() + b"\n", synced=False)

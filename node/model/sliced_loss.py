@@ -45,8 +45,9 @@ def parts_of(model: nn.Module, positions: int) -> ModelHalves | None:
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     trunk: Any = model.base_model
     if (
-        not isinstance(head, nn.Linear)
+        type(head) is not nn.Linear
         or getattr(head, "bias", None) is not None
+        or not _is_untouched(head)
         or not isinstance(trunk, nn.Module)
         or trunk is model
     ):
@@ -61,7 +62,14 @@ def _is_plain(model: nn.Module) -> bool:
     return (
         type(model).__module__.startswith("transformers.models.")
         and getattr(model, "_compiled_call_impl", None) is None
+        and _is_untouched(model)
     )
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Whether nobody gave a module another forward pass, or hooks, as a factory may to scale or cap logits."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return "forward" not in vars(module) and not any(hooks)
 
 
 def mean_loss(hidden: Tensor, table: Tensor, targets: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ OF_A_GROUP = ("lr", "momentum", "weight_decay", "group_size", "clip_norm")
 """Options of a group of parameters; all ranks have the same in each step."""
 
 OF_ALL_GROUPS = {option.name for option in fields(DeMoConfig)} - {"beta", *OF_A_GROUP} | {
-    "method", "chunk", "local", "betas", "eps", "amsgrad", "dampening"
+    "method", "chunk", "local", "betas", "eps", "amsgrad", "dampening", "maximize"
 }  # fmt: skip
 """Options that a group cannot have alone here, or that other optimizers have: they would have no effect."""
 
@@ -45,6 +45,16 @@ def options_of(group: Mapping[str, Any], named: Sequence[tuple[str | None, Tenso
         )
     options["params"] = [tensor if name is None else (name, tensor) for name, tensor in named]
     return options
+
+
+def check_options(groups: Iterable[Mapping[str, Any]], own: Iterable[str]) -> None:
+    """Raises `ValueError` for an option that came into a group later, and has no effect. `own`: words of this optimizer."""
+    for group in groups:
+        if wrong := (group.keys() & {"beta", *OF_ALL_GROUPS}) - set(own):
+            raise ValueError(
+                f"{', '.join(sorted(wrong))} in optimizer.param_groups has no effect: a group may change lr, momentum (that is "
+                "beta), weight_decay, group_size and clip_norm; make a new optimizer for other settings"
+            )
 
 
 def renamed(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from node.optim.demo import DeMo, DeMoConfig
-from node.optim.given_groups import check_known, named_of, options_of, renamed, warn_of_stacks, without_place
+from node.optim.given_groups import (
+    check_known,
+    check_options,
+    named_of,
+    options_of,
+    renamed,
+    warn_of_stacks,
+    without_place,
+)
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import OptimizerState, Voter, Whose
 from node.optim.paper.demo import PaperConfig, PaperDeMo
@@ -145,7 +153,8 @@ class ParameterGroups(torch.optim.Optimizer):
         return voter
 
     def _check_groups(self) -> None:
-        """Raises `ValueError` if parameters came or went, or one is trained that was frozen."""
+        """Raises `ValueError` if parameters or options came or went, or one is trained that was frozen."""
+        check_options(self.param_groups, MEANING)
         if [[id(tensor) for tensor in group["params"]] for group in self.param_groups] != self._listed:
             raise ValueError(
                 "the parameters in optimizer.param_groups were changed: call optimizer.add_param_group(...) for new ones, or "

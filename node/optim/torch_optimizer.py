@@ -286,8 +286,8 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     def _part(self, skipped: bool) -> Part:
         """This rank's part of the exchange. Its votes stay open until all ranks have been heard."""
         step, rates = self._steps + 1, [rounded_rate(group["lr"]) for group in self.param_groups]
-        if self._fault is None and not all(map(math.isfinite, rates)):
-            self._fault = ValueError(f"learning rates {rates}: not all are finite")
+        if self._fault is None and not all(0 <= rate < math.inf for rate in rates):
+            self._fault = ValueError(f"learning rates {rates}: expected are finite numbers of at least 0")
         if self._fault is not None:
             return Part(step, {"reason": str(self._fault)}, [], RankRole.REFUSED)
         terms = self._terms(rates)
@@ -312,8 +312,9 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         groups = self.param_groups
         terms = {f"{name} of group {i}": group[name] for i, group in enumerate(groups) for name in OF_A_GROUP[1:]}
         terms |= {f"lr of group {index}": rate for index, rate in enumerate(rates)}
+        # In each step: a program with two optimizers may call them in another order on one rank.
+        terms["the layout or the settings"] = settings_digest(self.settings.values, groups)
         if not self._compared:
-            terms["the layout or the settings"] = settings_digest(self.settings.values, groups)
             own = b"".join(voter.layout.digest() + state_digest(voter.replicated) for voter in self._demos)
             terms[PARAMETERS] = own.hex()
         return terms

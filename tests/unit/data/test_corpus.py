@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +22,8 @@ from node.data.sources import check_text, standard_library
 from node.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from node.data.tokens import FileTokens, bytes_of, check_vocabulary
 from protos.errors import DataError
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
 
 
 def corpus_text(path: Path, tmp_path: Path) -> bytes:
@@ -74,6 +79,17 @@ def test_named_file_is_not_loaded(tmp_path: Path) -> None:
     assert corpus.tokenizer.decode(corpus.tokens[:].tolist()) == "no suffix needed ü"
 
 
+@pytest.mark.parametrize("name", ["t.txt", "t", "t.txt.gz"])
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_a_packed_file_is_unpacked_whatever_its_name_says(
+    pack: Callable[[bytes], bytes], name: str, tmp_path: Path
+) -> None:
+    """Its packed bytes would be 256 kinds of token, as good as any."""
+    path = tmp_path / name
+    path.write_bytes(pack(b"plain text"))
+    assert corpus_text(path, tmp_path) == b"plain text\n"
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -81,6 +97,7 @@ def test_named_file_is_not_loaded(tmp_path: Path) -> None:
         (b"a\0b", "is binary"),
         (b"ab\xff", "byte 0xff at offset 2"),
         (b"abc\xc3", "byte 0xc3 at offset 3"),
+        (POINTER, "pointers of Git LFS"),
     ],
 )
 def test_named_files_that_are_no_text(data: bytes, words: str, tmp_path: Path) -> None:
@@ -134,6 +151,7 @@ def test_digest_is_of_the_ids_and_not_of_their_type(tmp_path: Path) -> None:
     [
         ("t.bin", b"abc", "3 bytes are no multiple of 2"),
         ("t.bin", b"", "it is empty"),
+        ("t.bin", POINTER, "it is a pointer of Git LFS or git-annex; get the file with `git lfs pull`"),
         ("t.npy", b"no numpy", "not a token file"),
         ("t.npy", np.zeros((2, 2), np.uint16), r"holds uint16 \(2, 2\)"),
         ("t.npy", np.zeros(2, np.float32), "holds float32"),

@@ -267,6 +267,7 @@ def test_a_bad_row_is_named_counted_and_skipped(
         ("b.tar.gz", gzip.compress(b"a", mtime=0), LeftOutReason.PACKED),
         ("b.txt.xz", b"\xfd7zXZ", LeftOutReason.PACKED),
         ("b.csv", "id,body\n1,x\n", LeftOutReason.NO_COLUMN),
+        ("b.csv", "text,text\nx,y\n", LeftOutReason.NO_COLUMN),
         ("b.csv", "id,text\n1,x,y\n", LeftOutReason.BROKEN_ROW),
         ("b.csv", 'id,text\n1,"never closed\n', LeftOutReason.BROKEN_ROW),
         ("b.csv", 'id,text\n1,"closed"twice\n2,good\n', LeftOutReason.BROKEN_ROW),

@@ -13,7 +13,7 @@ import torch
 from structlog.testing import capture_logs
 
 from node.blobs.blobs import BURST_SECONDS, RELAYED_SECONDS_MAX, FlowDirection
-from node.donor.month import MONTH_FILE, Month
+from node.donor.month import MONTH_FILE, MONTHS_KEPT, Month
 from node.donor.owner_settings import LiveSettings
 from node.training.throttle import OWED_SECONDS_MAX, Throttle
 
@@ -133,7 +133,25 @@ def test_the_month_counts_across_restarts_and_begins_anew(tmp_path: Path) -> Non
     assert (again.up, again.down) == (157, 13)
     again.count("2026-12", 9, 3)
     assert (again.up, again.down) == (2, 0), "bytes since the last look count for the new month"
-    assert json.loads((tmp_path / MONTH_FILE).read_text()) == {"month": "2026-12", "up": 2, "down": 0}
+    assert json.loads((tmp_path / MONTH_FILE).read_text()) == {
+        "month": "2026-12", "up": 2, "down": 0, "others": {"2026-11": [157, 13]}
+    }  # fmt: skip
+
+
+def test_a_clock_that_is_wrong_for_a_while_empties_no_month(tmp_path: Path) -> None:
+    """A machine without a battery for its clock begins each start in 1970."""
+    log = structlog.get_logger()
+    Month(tmp_path, log).count("2026-11", 900, 90)
+    for _ in range(10):
+        month = Month(tmp_path, log)
+        month.count("1970-01", 1, 1)
+        month.count("2026-11", 3, 2)
+    assert (month.up, month.down) == month.of("2026-11") == (920, 100)
+    month.count("2099-01", 3, 2)
+    assert Month(tmp_path, log).of("2026-11") == (920, 100)
+    for number in range(1, 13):
+        month.count(f"2050-{number:02}", 3, 2)
+    assert len(json.loads((tmp_path / MONTH_FILE).read_text())["others"]) == MONTHS_KEPT
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"month": "2026-11"}', '{"month": "2026-11", "up": "x", "down": 0}'])

@@ -124,6 +124,23 @@ def test_under_autocast_the_products_are_those_of_a_linear_layer(
         assert (own[name] - gradient).norm() < 0.02 * gradient.norm(), name
 
 
+class Capped(nn.Linear):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.tanh(super().forward(hidden))
+
+
+def capped(model: nn.Module) -> None:
+    model.lm_head = Capped(32, WORDS, bias=False)
+
+
+def hooked(model: nn.Module) -> None:
+    model.lm_head.register_forward_hook(lambda module, given, logits: logits / 4)
+
+
+def patched(model: nn.Module) -> None:
+    model.forward = model.forward
+
+
 def test_models_of_other_kinds_keep_the_plain_loss(tokens: Tensor, slices: None) -> None:
     scaled = model_of("llama")
     scaled.config.model_type = "granite"
@@ -132,6 +149,12 @@ def test_models_of_other_kinds_keep_the_plain_loss(tokens: Tensor, slices: None)
     assert sliced_loss.parts_of(scaled, 1000) is None
     assert sliced_loss.parts_of(compiled, 1000) is None
     assert sliced_loss.parts_of(nn.Linear(2, 2), 1000) is None
+    for changed in (capped, hooked, patched):
+        model = model_of("llama")
+        changed(model)
+        assert sliced_loss.parts_of(model, 1000) is None, (
+            "a factory may change what a class does with its hidden states"
+        )
     assert sliced_loss.parts_of(model_of("llama"), 16) is None  # one slice
 
 

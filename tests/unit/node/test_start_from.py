@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import normalizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coordinator.commands.created import model_start
 from node.archive import files
 from node.assemble import PIECES, folder_of
-from node.commands.start_from import INDEX, WEIGHTS, start_from
+from node.commands.start_from import INDEX, WEIGHTS, check_alike, load_weights, start_from
 from node.config import PeerSettings
+from node.data.tokenizer import ByteTokenizer
+from node.model.spec import ModelSpec
 from node.snapshot.elsewhere import check_start
 from node.snapshot.pieces import load
 from node.snapshot.store import SnapshotStore
@@ -22,6 +25,7 @@ from node.training.replica import BASE_PREFIX, Replica
 from protos.errors import OperatorError
 from protos.run_config import ModelConfig, RunConfig
 from protos.start import fork_words
+from protos.v1 import log_pb2
 
 TINY = {
     "model_type": "llama",
@@ -102,6 +106,92 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path, model: Path, change: 
         start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
 
 
+def refused(tmp_path: Path, model: Path, words: str, config: RunConfig = CONFIG) -> None:
+    """From the folder; the file of weights alone says nothing of how it computes."""
+    with pytest.raises(OperatorError, match=words):
+        start_from(config, model, PeerSettings(home=tmp_path / "home"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_attention_heads", 1, "num_attention_heads = 2 here, and 1 there"),
+        ("rope_theta", 500000.0, r"rope_parameters\.rope_theta = 10000\.0 here, and 500000\.0 there"),
+        (
+            "rope_scaling",
+            {"rope_type": "linear", "factor": 2.0},
+            r"rope_parameters\.factor = None here, and 2\.0 there",
+        ),
+        ("hidden_act", "gelu", "hidden_act = 'silu' here, and 'gelu' there"),
+        ("rms_norm_eps", 1e-5, "rms_norm_eps"),
+        ("model_type", "mistral", "model_type = 'llama' here, and 'mistral' there"),
+    ],
+)
+def test_the_same_weights_of_a_model_that_computes_otherwise(
+    tmp_path: Path, model: Path, key: str, value: object, words: str
+) -> None:
+    """Names and shapes are equal, and the logits are those of nothing."""
+    theirs = json.loads((model / "config.json").read_text())
+    del theirs["rope_parameters"], theirs["num_key_value_heads"], theirs["head_dim"]
+    own = {**TINY, "num_key_value_heads": 1}
+    theirs["num_key_value_heads"] = 1
+    if key == "num_attention_heads":
+        own, theirs["num_key_value_heads"] = {**TINY, "head_dim": 32}, 2
+        theirs["head_dim"] = 64
+    (model / "config.json").write_text(json.dumps({**theirs, key: value}))
+    with pytest.raises(OperatorError, match=f"config.json says that these weights belong to another model.*{words}"):
+        check_alike(ModelSpec(own), "bytes", model)
+    check_alike(ModelSpec(own), "bytes", model / WEIGHTS)
+
+
+def test_what_changes_no_answer_is_no_other_model(tmp_path: Path, model: Path) -> None:
+    other = {"attention_dropout": 0.1, "max_position_embeddings": 32, "use_cache": False, "pad_token_id": 3, "own": 1}
+    theirs = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**theirs, **other}))
+    ByteTokenizer().huggingface().save_pretrained(model)
+    made = start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+    (model / "config.json").unlink()
+    assert made == start_from(CONFIG, model, PeerSettings(home=tmp_path / "other"))
+
+
+def test_a_tokenizer_beside_the_weights_that_makes_other_tokens(tmp_path: Path, model: Path) -> None:
+    tokenizer = ByteTokenizer().huggingface().backend_tokenizer
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.save(str(model / "tokenizer.json"))
+    refused(tmp_path, model, "tokenizer.json makes other tokens than data.tokenizer = 'bytes'")
+
+
+def test_a_head_of_its_own_is_not_tied_in_silence(tmp_path: Path, model: Path) -> None:
+    found = weights(model)
+    table = found["model.embed_tokens.weight"]
+    save_file({**found, "lm_head.weight": table.clone()}, model / WEIGHTS)
+    start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+    save_file({**found, "lm_head.weight": table + 1}, model / WEIGHTS)
+    refused(
+        tmp_path,
+        model,
+        "'lm_head.weight' has other numbers than 'model.embed_tokens.weight'.*tie_word_embeddings = false",
+    )
+
+
+class Biased(torch.nn.Module):
+    """A buffer that is saved, as the bias that chooses experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(256, 64)
+        self.register_buffer("bias", torch.full((4,), 0.3))
+
+
+def test_a_buffer_that_was_trained_is_not_lost_in_silence(tmp_path: Path) -> None:
+    place, saved = tmp_path / "m.safetensors", {"table.weight": torch.ones(256, 64)}
+    save_file({**saved, "bias": torch.full((4,), 0.3).bfloat16()}, place)
+    load_weights(Biased(), place)
+    save_file({**saved, "bias": torch.full((4,), 0.4)}, place)
+    with pytest.raises(OperatorError, match="the buffer 'bias' has other numbers than run"):
+        load_weights(Biased(), place)
+
+
 def test_the_newest_state_of_an_archive_without_the_state_of_its_base_optimizer(tmp_path: Path, model: Path) -> None:
     """A run's base optimizer begins anew, as with any other model."""
     archive, found = tmp_path / "archive", weights(model)
@@ -109,8 +199,15 @@ def test_the_newest_state_of_an_archive_without_the_state_of_its_base_optimizer(
         (archive / files.segment_name(step)).mkdir(parents=True)
         state = {**found, "model.norm.weight": other, f"{BASE_PREFIX}momentum": torch.ones(3)}
         save_file(state, archive / files.segment_name(step) / files.STATE)
-    (archive / files.GENESIS).write_bytes(b"")
+    genesis = log_pb2.Genesis(config_json=CONFIG.model_dump_json()).SerializeToString()
+    (archive / files.GENESIS).write_bytes(genesis)
     made = start_from(CONFIG, archive, PeerSettings(home=tmp_path / "home"))
+    refused(
+        tmp_path,
+        archive,
+        "genesis says .*rms_norm_eps",
+        RunConfig(model=ModelConfig(config={**TINY, "rms_norm_eps": 1e-5})),
+    )
     assert made == start_from(CONFIG, model, PeerSettings(home=tmp_path / "other"))
 
 

@@ -170,10 +170,38 @@ def test_a_group_s_list_of_parameters_is_not_changed_by_hand() -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("option", ["beta2", "betas", "eps", "base", "selection", "seed", "nesterov"])
+@pytest.mark.parametrize("option", ["beta2", "betas", "eps", "base", "selection", "seed", "nesterov", "maximize"])
 def test_an_option_of_a_group_that_would_have_no_effect_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option}: no option of one group; a group may set lr, beta"):
         DeMoOptimizer([{"params": tower().parameters(), option: 0.5}], lr=LR)
+
+
+@pytest.mark.parametrize(("option", "value"), [("beta", 0.5), ("betas", (0.9, 0.95)), ("maximize", True), ("cap", 1)])
+def test_an_option_that_comes_into_a_group_later_is_refused(option: str, value: Any) -> None:
+    model = tower()
+    optimizer = DeMoOptimizer(model, lr=LR)
+    backward(model)
+    optimizer.param_groups[0][option] = value
+    with pytest.raises(
+        ValueError, match=f"{option} in optimizer.param_groups has no effect: a group may change lr, mom"
+    ):
+        optimizer.step()
+    del optimizer.param_groups[0][option]
+    optimizer.param_groups[0].update(momentum=0.5, lr_scale=0.1)  # other words are the program's own
+    optimizer.step()
+
+
+def test_a_schedule_that_goes_below_zero_is_refused() -> None:
+    """Votes hold the rate, so a negative one would go on downhill, and no other optimizer does."""
+    model = tower()
+    optimizer = DeMoOptimizer(model, lr=LR)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 2)
+    for seed in range(3):
+        backward(model, seed)
+        optimizer.step()
+        schedule.step()
+    with pytest.raises(ValueError, match=r"learning rates \[-0.00\d+\]: expected are finite numbers of at least 0"):
+        optimizer.step()
 
 
 def sparse(parameter: Tensor) -> Tensor:
@@ -233,7 +261,7 @@ def test_a_learning_rate_that_is_no_number_is_refused(rate: float) -> None:
     backward(model)
     before = digest(model)
     optimizer.param_groups[0]["lr"] = rate
-    with pytest.raises(ValueError, match="not all are finite"):
+    with pytest.raises(ValueError, match="expected are finite numbers of at least 0"):
         optimizer.step()
     assert digest(model) == before
 

@@ -119,6 +119,19 @@ def a_rate_is_no_number_on_one_rank(rank: int, folder: Path) -> Found:
     return {"error": error_of(optimizer.step)}
 
 
+def two_optimizers_in_another_order(rank: int, folder: Path) -> Found:
+    models = {name: nn.Linear(64, 64) for name in ("judge", "maker")}
+    for parameter in nn.ModuleDict(models).parameters():
+        nn.init.constant_(parameter, 0.1)
+    optimizers = {name: DeMoOptimizer(nn.ModuleDict({name: model}), lr=1e-2) for name, model in models.items()}
+    found: list[str] = []
+    for names in (["judge", "maker"], ["judge", "maker"] if rank else ["maker", "judge"]):
+        for name in names:
+            models[name](batch(rank, 0)).square().mean().backward()
+            found.append(error_of(optimizers[name].step))
+    return {"errors": found}
+
+
 def settings_differ(rank: int, folder: Path) -> Found:
     found = {}
     for name, (one, other) in {
@@ -243,8 +256,8 @@ def parameters_are_added_on_one_rank(rank: int, folder: Path) -> Found:
 
 SCENES = (
     all_ranks_by_default, a_scaler_finds_an_infinity_on_one_rank, a_schedule_stands_still_on_one_rank,
-    a_model_is_cast_on_one_rank, a_rate_is_no_number_on_one_rank, settings_differ,
-    a_rank_loads_another_step_or_another_rank, a_checkpoint_of_both_ranks,
+    a_model_is_cast_on_one_rank, a_rate_is_no_number_on_one_rank, two_optimizers_in_another_order,
+    settings_differ,    a_rank_loads_another_step_or_another_rank, a_checkpoint_of_both_ranks,
     a_model_in_ddp, one_batch_for_all, a_rank_has_fewer_batches, parameters_are_added_on_one_rank,
 )  # fmt: skip
 
@@ -314,7 +327,13 @@ def test_a_rank_that_cannot_go_on_tells_the_others_why(found: list[dict[str, Fou
     assert other["error"].startswith("ParameterChanged: parameter 0.weight is float64")
     one, other = of(found, a_rate_is_no_number_on_one_rank)
     assert one["error"].startswith("RanksDiffer: rank 1 cannot go on: learning rates [nan]")
-    assert other["error"].startswith("ValueError: learning rates [nan]: not all are finite")
+    assert other["error"].startswith("ValueError: learning rates [nan]: expected are finite numbers")
+
+
+def test_votes_of_one_optimizer_never_move_the_model_of_another(found: list[dict[str, Found]]) -> None:
+    for it in of(found, two_optimizers_in_another_order):
+        assert it["errors"][:2] == ["nothing was raised"] * 2
+        assert all("the ranks differ in the layout or the settings" in error for error in it["errors"][2:])
 
 
 def test_settings_that_differ_are_named(found: list[dict[str, Found]]) -> None:
