@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarmentum._optimizer import SwarmOptimizer
+from swarmentum._join import SwarmOptimizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
