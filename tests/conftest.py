@@ -28,6 +28,15 @@ def pytest_sessionstart() -> None:
     gc.disable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests come first: no core is idle at the end while another has just begun a long file.
+
+    `make test` says --no-loadscope-reorder, because xdist would begin with the files that have most tests.
+    """
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 def pytest_collection_finish() -> None:
     """All modules are there and stay: no later collection goes through them."""
     gc.freeze()
