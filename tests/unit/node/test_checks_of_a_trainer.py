@@ -64,7 +64,6 @@ def votes(local_steps: int, share: Range) -> Update:
     peer.gradients(samples(), (share,), 4, None, lambda: False)
     peer.vote(1, LR)
     made = peer.demo.open_votes
-    assert made is not None
     return Update(1, made.size, made.payload)
 
 
@@ -83,7 +82,6 @@ def trainer_of(local_steps: int, stopping: Callable[[], bool], folder: Path, fou
         steps=None,  # type: ignore[arg-type]
         stopping=stopping,  # type: ignore[arg-type]
     )
-    assert trainer.checker is not None
     trainer.checker.ticks = {
         1: Tick(1, RUN, 1, shares, POOL, 0),
         2: Tick(2, RUN, 1, shares, POOL, 0),

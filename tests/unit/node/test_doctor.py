@@ -49,7 +49,6 @@ FOUND = Found(
 
 
 def verdict(line: Line | None) -> Severity:
-    assert line is not None
     return line.verdict
 
 

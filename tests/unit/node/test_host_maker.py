@@ -179,7 +179,6 @@ def look_ahead(of: Replica) -> Iterator[None]:
 
 
 def borrowed(of: Replica) -> Iterator[None]:
-    assert of.local is not None
     of.local.borrow()
     of.mean_gradient(TEXT, (Range(8, 16),), 8, short(), never)
     of.local.step(1.0)

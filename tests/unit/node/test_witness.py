@@ -52,7 +52,6 @@ def test_another_entry_for_a_step_and_one_that_does_not_follow(told: Witness) ->
         told.saw(signed)
     for signed, step in zip(other, (1, 2, 2), strict=True):
         found = told.contradiction(signed)
-        assert found is not None
         assert found.step == step
     late = seal_entry(COORDINATOR, RUN, replace(log[0].entry, parent_hash=bytes(32)))
     assert told.contradiction(late) is not None
