@@ -49,6 +49,20 @@ max_position_embeddings = 64
 tie_word_embeddings = true
 """
 
+PATIENT = {"deadline_ms_min": 1000, "deadline_ms_max": 20000}
+"""For `clock`: peers on a busy machine are in time."""
+
+
+def toml_of_run(name: str, model: str = PLAIN_MODEL, *, source: str = "", **sections: dict[str, object]) -> str:
+    """`run.toml` of a run that goes on and on. `LocalSwarm` puts in what DATA and BOOTSTRAP stand for."""
+    data = ({"source": source} if source else {}) | sections.pop("data", {}) | {"context": 32}
+    clock = {"steps": 100000} | sections.pop("clock", {})
+    tables = [
+        "\n".join([f"[{key}]", *(f"{setting} = {json.dumps(value)}" for setting, value in values.items())])
+        for key, values in ({"data": data, "clock": clock} | sections).items()
+    ]
+    return "\n".join([f'name = "{name}"', model, *tables, "[overlay]", "bootstrap = [BOOTSTRAP]", ""])
+
 
 def wait_for(what: str, look: Callable[[], T | None], seconds: float = 90.0) -> T:
     """The first thing that `look` finds; fails naming `what` after the deadline."""
@@ -81,7 +95,6 @@ class Process:
 
     def first_json(self) -> dict[str, Any]:
         """The first line of stdout."""
-        assert self.child.stdout is not None
         ready, _, _ = select.select([self.child.stdout], [], [], READY_SECONDS_MAX)
         line = self.child.stdout.readline() if ready else ""
         assert line, f"no first line; log:\n{self.log.read_text()[-3000:]}"

@@ -177,7 +177,6 @@ class Internet:
         echo = [*self.inside("pub"), sys.executable, "-c", ECHO, self.public["pub"], str(PROBE_PORT)]
         with subprocess.Popen(echo, stdout=subprocess.PIPE, text=True) as server:
             try:
-                assert server.stdout is not None
                 assert server.stdout.readline() == "ready\n", "the probe's server did not start"
                 for home, nat in self.homes.items():
                     words = (sys.executable, "-c", ASK, self.public["pub"], str(PROBE_PORT), str(PROBE_SECONDS_MAX))

@@ -10,23 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 from tests.system.terminal import CTRL_C, Terminal
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
-RUN = f"""
-name = "asking"
-{TINY_MODEL}
-[data]
-source = "SOURCE"
-context = 32
-[clock]
-steps = 3
-batch_samples = 4
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("asking", TINY_MODEL, source="SOURCE", clock={"steps": 3, "batch_samples": 4})
 TOKEN = "a line of the joiner's own, not for the model"
 
 

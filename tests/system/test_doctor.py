@@ -12,22 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-RUN = f"""
-name = "examined"
-{TINY_MODEL}
-[data]
-context = 32
-[clock]
-steps = 100000
-batch_samples = 8
-snapshot_every = 50
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("examined", TINY_MODEL, clock={"batch_samples": 8, "snapshot_every": 50})
 HUGE = """
 name = "huge"
 [model.config]

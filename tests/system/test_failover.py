@@ -22,7 +22,15 @@ from coordinator.store.journal import Journal
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import Entry
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import (
+    PATIENT,
+    LocalSwarm,
+    Process,
+    digests_by_step,
+    processes_with,
+    toml_of_run,
+    wait_for,
+)
 from tests.system.netns import PUBLIC, Internet, NotHereError
 from tests.system.postgres import NoPostgresError, Postgres, server_or_skip
 from tests.system.stalling_coordinator import REFUSED
@@ -31,22 +39,9 @@ OTHER = {"one": "two", "two": "one"}
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 TAKE_OVER_SECONDS_MAX = 15.0
-RUN = f"""
-name = "failover"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 48
-min_peers = 2
-snapshot_every = 50
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "failover", source="DATA", clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 50} | PATIENT
+)
 PEERS = ("ada", "bob", "cyd")
 KEYS = ("identity.key", "tls.key", "tls.crt")
 

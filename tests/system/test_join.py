@@ -76,7 +76,6 @@ class Program:
             self.child.send_signal(number)
         code = self.child.wait(90)
         self._reader.join(10)
-        assert self.child.stdout is not None
         self.child.stdout.close()
         self._file.close()
         return code

@@ -110,7 +110,6 @@ def test_nothing_outlives_its_program(end: str) -> None:
         [sys.executable, "-c", PROGRAM + waits], cwd=ROOT, env={**os.environ, **SURROUNDINGS}, stdout=subprocess.PIPE, text=True
     )  # fmt: skip
     try:
-        assert program.stdout is not None
         folder = program.stdout.readline().strip()
         assert folder, "no swarm"
         if waits:
@@ -122,7 +121,6 @@ def test_nothing_outlives_its_program(end: str) -> None:
     finally:
         program.kill()
         program.wait()
-        assert program.stdout is not None
         program.stdout.close()
 
 
