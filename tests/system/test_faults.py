@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -259,26 +258,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"needs root to mount a small disk: {done.stderr.decode().strip()}")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.nightly
-def test_a_full_disk_is_a_clear_error_and_nothing_is_corrupted(swarm: LocalSwarm, small_disk: Path) -> None:
-    dot = swarm.folder / "dot"
-    dot.symlink_to(small_disk)
-    filler = small_disk / "filler"
-    process = swarm.join("dot")
-    wait_for("vote of dot that counts", lambda: accepted(swarm, "dot") > 0)
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-    code, _ = process.finish(60)
-    told = process.log.read_text()
-    assert code == 2, told[-2000:]
-    assert "cannot be written: No space left on device" in told.splitlines()[-1]
-    assert "Traceback" not in told
-    filler.unlink()
-    back_again(swarm, "dot")
-    all_equal(swarm, "ada", "bob", "cyd", "dot")
 
 
 @pytest.mark.long
