@@ -3,8 +3,6 @@
 Waits are on what the processes write, with deadlines; nothing sleeps for a fixed time and hopes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

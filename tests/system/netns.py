@@ -9,8 +9,6 @@ private ones, and go-multiaddr counts 192.0.2.0/24, 198.51.100.0/24 and 203.0.11
 same private network, as homes do.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

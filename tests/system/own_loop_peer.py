@@ -6,8 +6,6 @@ optimizer; `leaves` takes three rounds and leaves; `ends` has data of its own, s
 program after three rounds without a word.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

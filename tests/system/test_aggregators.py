@@ -1,7 +1,5 @@
 """Real processes whose votes are added up by an anchor and peers: equal replicas, few payloads, whoever is killed or lies."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A swarm of one: killed in mid-run and started again, it goes on from its own disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A run with an anchor: its word counts, and a joiner that finds everybody gone starts from it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

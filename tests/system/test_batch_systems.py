@@ -3,8 +3,6 @@
 There is no Slurm and no SkyPilot here. `srun` is a program that starts its arguments, which is what srun does with one task.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The owner's conditions in a real swarm: `swarmentum set` pauses a peer, lets it go on, and survives a restart."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`join` before it builds anything: what the run asks for is shown, asked once, and refused where nobody agreed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

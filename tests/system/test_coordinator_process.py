@@ -1,7 +1,5 @@
 """The coordinator as the process that people start: commands, exit codes, a clean stop, and kill -9 at every write."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`swarmentum demo` as a newcomer runs it: what it shows, what it promises about bytes, and that strict runs repeat."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`swarmentum doctor` as people start it: alone, and against a real swarm; and `join` of a run that fits no machine."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ What an operator may really do: a coordinator is started from an old copy of the
 Half of the swarm follows one, half the other.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`swarmentum export`: the model of a run that goes on, taken by a program that trains nothing. Real processes."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

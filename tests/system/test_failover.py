@@ -4,8 +4,6 @@ After each fault: the log goes on, no step is lost, none is applied twice, all r
 the next entry is printed; what it should be (5 s) is not asserted tightly, because the machine may be busy.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 One swarm lives through it in order; the coordinator is never touched here (tests/system/test_failover.py, test_life.py).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -16,27 +14,10 @@ import pytest
 
 from node.archive import ledger
 from protos.identity import Identity, peer_id
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import LocalSwarm, digests_by_step, processes_with, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
-RUN = f"""
-name = "faults"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = STEPS
-batch_samples = 16
-min_peers = MIN_PEERS
-snapshot_every = 5
-strict = STRICT
-deadline_ms_min = 1000
-deadline_ms_max = 10000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
 MANY = 100_000
 FULL_DISK_MB = 2
 
@@ -44,11 +25,8 @@ FULL_DISK_MB = 2
 def run_toml(folder: Path, *, steps: int = MANY, min_peers: int = 2, strict: bool = False) -> str:
     text = folder / "text.txt"
     text.write_bytes(Path(os.__file__).read_bytes())
-    wanted = {"DATA": str(text), "STEPS": str(steps), "MIN_PEERS": str(min_peers), "STRICT": str(strict).lower()}
-    made = RUN
-    for name, value in wanted.items():
-        made = made.replace(name, value)
-    return made
+    clock = {"steps": steps, "batch_samples": 16, "min_peers": min_peers, "snapshot_every": 5, "strict": strict}
+    return toml_of_run("faults", source=str(text), clock=clock | {"deadline_ms_min": 1000, "deadline_ms_max": 10000})
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """A fork: a new run that begins at an agreed snapshot of another one, with the same peers and a newcomer."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A real peer on a small disk that fills up: it says so, the run goes on without it, and it is back when there is room."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 It is strict: it waits for a peer that was killed, until the operator excludes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`swarmentum.join` with real processes: a program's own model and loop beside a peer of the command, in one run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

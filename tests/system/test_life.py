@@ -3,8 +3,6 @@
 All in real processes over gRPC and libp2p; after all of it no two replicas differ by a bit at any step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import urllib.request

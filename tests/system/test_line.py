@@ -1,7 +1,5 @@
 """A peer that comes to a full run waits in line, keeps its place over a restart, and is next. Real processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

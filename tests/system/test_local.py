@@ -1,8 +1,6 @@
 """`swarmentum.local` with real processes: it trains, its words and figures are the run's, it loses and gets peers, and nothing
 of it outlives its program."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

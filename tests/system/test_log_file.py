@@ -1,7 +1,5 @@
 """A run's log as a file: written from a real coordinator over gRPC, checked without it; each kind of damage is found."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

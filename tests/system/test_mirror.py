@@ -1,7 +1,5 @@
 """A real anchor copies snapshots to a folder, and a joiner takes them from a web server of that folder when all are gone."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

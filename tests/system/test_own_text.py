@@ -1,7 +1,5 @@
 """A run whose text stays with each peer: peers with other texts train one model, and a peer without text does not join."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

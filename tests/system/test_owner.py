@@ -1,7 +1,5 @@
 """The owner of a peer steers it from another terminal: pause, resume, finish, leave; the others lose no step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The network breaks in two halves and heals: at most one half goes on, and then all do, with equal states."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The operator has the files of deploy: nginx takes coordinator and relay through 
 swarmentum-port443.service.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The life of a run over its real processes: paused over a kill of the coordinator, ended early, loaded by a late joiner."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One `join` for several devices runs a peer for each, and the owner steers all or one. Real peers, twice on the CPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run whose text is token shards on a web server: peers need no data of their own. Real processes, a real server."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import json

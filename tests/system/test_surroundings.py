@@ -1,7 +1,5 @@
 """Machines as people have them: a clock of 1972, a proxy in the environment, one identity on two machines. Real commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`--trace`: one trace a step holds what the coordinator and both peers did. A receiver that is away costs no step."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A run whose operators have keys, with real peers: they follow the orders in the log, and `verify` names who signed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

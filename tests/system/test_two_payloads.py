@@ -4,8 +4,6 @@ The offender is a real process that speaks the whole protocol; all that it does 
 honest peer that is killed in the middle of a step and comes back signs none, and stays.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

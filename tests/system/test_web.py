@@ -1,8 +1,6 @@
 """The web page of a run in a real browser, beside a real coordinator with real peers: its numbers are the log's, the browser
 checks the log itself, and finds one that somebody changed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
