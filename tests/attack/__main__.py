@@ -4,8 +4,6 @@ Three honest peers and an anchor train; before, during and after each attack it 
 table; exit code 0 if the run survived them all, else 1. `--seconds` is how long each lasts, `--only NAME` runs some.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess
@@ -29,6 +27,7 @@ WORDS_MAX = 300
 RUN = toml_of_run(
     "attacked",
     source="stdlib",
+    relay=True,
     clock={"steps": 10000000, "batch_samples": 24, "min_peers": 3, "snapshot_every": 20} | PATIENT,
 )
 

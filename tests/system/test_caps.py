@@ -18,7 +18,9 @@ MODEL = (
     "num_attention_heads = 4, num_key_value_heads = 4, intermediate_size = 1024, max_position_embeddings = 64, "
     "tie_word_embeddings = true }"
 )
-RUN = toml_of_run("capped", MODEL, source="DATA", clock={"batch_samples": 2, "min_peers": 1, "snapshot_every": 10})
+RUN = toml_of_run(
+    "capped", MODEL, source="DATA", relay=True, clock={"batch_samples": 2, "min_peers": 1, "snapshot_every": 10}
+)
 
 
 class CappedSwarm(SpreadSwarm):

@@ -14,7 +14,7 @@ from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-RUN = toml_of_run("examined", TINY_MODEL, clock={"batch_samples": 8, "snapshot_every": 50})
+RUN = toml_of_run("examined", TINY_MODEL, relay=True, clock={"batch_samples": 8, "snapshot_every": 50})
 HUGE = """
 name = "huge"
 [model.config]

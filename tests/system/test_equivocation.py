@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
 HALVES = {"coordinator": ("ada", "bob"), "other": ("cyd", "dan")}
 DIVERGED = 5
-RUN = toml_of_run("two-logs", source="DATA", clock={"batch_samples": 16, "min_peers": 2})
+RUN = toml_of_run("two-logs", source="DATA", relay=True, clock={"batch_samples": 16, "min_peers": 2})
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 TAKE_OVER_SECONDS_MAX = 15.0
 RUN = toml_of_run(
-    "failover", source="DATA", clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 50} | PATIENT
+    "failover", source="DATA", relay=True, clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 50} | PATIENT
 )
 PEERS = ("ada", "bob", "cyd")
 KEYS = ("identity.key", "tls.key", "tls.crt")

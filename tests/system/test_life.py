@@ -26,7 +26,9 @@ from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, proce
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
-RUN = toml_of_run("life", source="DATA", clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 20} | PATIENT)
+RUN = toml_of_run(
+    "life", source="DATA", relay=True, clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 20} | PATIENT
+)
 PEERS = ("ada", "bob", "cyd")
 
 

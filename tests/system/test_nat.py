@@ -38,7 +38,7 @@ LINE_KBIT = 5_000, 20_000
 PUBLIC_PEER = "pat"
 PEERS = (PUBLIC_PEER, *HOMES)
 CLOCK = {"batch_samples": 12, "min_peers": "MIN_PEERS", "snapshot_every": 50} | PATIENT
-RUN = toml_of_run("nat", source="DATA", clock=CLOCK).replace("[BOOTSTRAP]", "BOOTSTRAP")
+RUN = toml_of_run("nat", source="DATA", relay=True, clock=CLOCK).replace("[BOOTSTRAP]", "BOOTSTRAP")
 
 
 class NatSwarm(LocalSwarm):

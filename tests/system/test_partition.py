@@ -16,6 +16,7 @@ NEAR, FAR = ("ada", "bob"), ("cyd", "dan")
 RUN = toml_of_run(
     "partition",
     source="DATA",
+    relay=True,
     clock={
         "batch_samples": 16,
         "min_peers": 2,

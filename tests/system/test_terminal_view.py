@@ -3,7 +3,6 @@
 A child that draws, a peer that trains: whatever ends one of them, the terminal is as it was, and nothing is left running.
 """
 
-import json
 import os
 import platform
 import re
@@ -56,8 +55,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
 def another_run(swarm: LocalSwarm, tmp_path: Path, steps: int) -> str:
     """The link of one more run on the swarm's coordinator."""
     file = tmp_path / "another.toml"
-    run = run_of(steps, f"seen-{secrets.token_hex(4)}")
-    file.write_text(run.replace("BOOTSTRAP", json.dumps(swarm.bootstrap[0])))
+    file.write_text(run_of(steps, f"seen-{secrets.token_hex(4)}"))
     flags = ("--home", swarm.home, "--json", "--no-layout")
     create = swarm.start("another", "coordinator", "run", "create", str(file), *flags)
     link: str = create.first_json()["invite"]
