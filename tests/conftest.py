@@ -2,8 +2,6 @@
 the same random numbers each time, alone or after others. New ones for hypothesis: `pytest --hypothesis-profile=default`.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """Attackers as processes against a real coordinator over gRPC, while a run steps: the steps go on."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import shutil

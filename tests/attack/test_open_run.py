@@ -34,7 +34,7 @@ def play(folder: Path, steps: int, attack: str | None) -> tuple[LocalSwarm, floa
     """A whole run of three honest peers and an anchor; the loss of its last steps, and what the attacker says."""
     folder.mkdir()
     clock = {"steps": steps, "batch_samples": 24, "min_peers": 3, "snapshot_every": 10} | PATIENT
-    swarm = LocalSwarm(folder, toml_of_run("open", source=os.__file__, clock=clock), "--anchor")
+    swarm = LocalSwarm(folder, toml_of_run("open", source=os.__file__, relay=True, clock=clock), "--anchor")
     words = ""
     try:
         assert swarm.created["trust"], "an open run with an anchor has checks"

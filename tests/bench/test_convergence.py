@@ -1,7 +1,5 @@
 """`python -m tests.bench convergence` on a tiny model: resumption, bytes of real payloads, and equal bits."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A short run of the fuzzer in CI, over every door; and that it would notice."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The tree keeps the rules of docs/style.md that can be counted: lengths, links, citations."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

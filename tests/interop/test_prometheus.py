@@ -1,7 +1,5 @@
 """What the operator sees in Prometheus: a real Prometheus scrapes a real coordinator, and takes every alert and every panel."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The nginx example of deploy/proxy before a real coordinator's page: TLS, live events, limits by address."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

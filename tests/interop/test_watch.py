@@ -1,7 +1,5 @@
 """`swarmentum watch` (py-libp2p) against go-libp2p peers: what it follows, what it refuses, what it survives."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

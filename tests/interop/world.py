@@ -3,8 +3,6 @@
 Every wait is for a line or an answer, with a deadline.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

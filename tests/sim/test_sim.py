@@ -1,7 +1,5 @@
 """The simulator in CI: 30 seeds (200 at night), the same bits for the same seed, bad memory found, and a crowd."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

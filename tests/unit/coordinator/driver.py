@@ -4,8 +4,6 @@
 are taken, a stream that loses a message breaks and is opened again, gossip may simply be lost.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import itertools

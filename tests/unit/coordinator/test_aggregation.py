@@ -1,7 +1,5 @@
 """Who adds a step's votes up, whose sum counts, and what happens where they lie, are silent, or go."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest import mock

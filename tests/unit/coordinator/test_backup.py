@@ -1,7 +1,5 @@
 """Backups: made while steps go on; a restored coordinator opens no step until its log is whole. Real gRPC, real journals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Settings that the operator changes in a pause: the rule, the journal, the entries, the commands. ADR 44."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`run check`: mistakes with their lines, all at once; what a run costs; one name, one run. `health`. Mostly without torch."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A coordinator's home in which something is damaged or gone: named, with what to do; one bad run keeps no other down."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from pathlib import Path

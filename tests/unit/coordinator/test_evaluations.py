@@ -1,7 +1,5 @@
 """Held-out losses at the coordinator: who may report, what journal and log keep, and that they change nothing. ADR 53."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`run fork`: which state it takes, which settings it keeps, and what the run is to the machine."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

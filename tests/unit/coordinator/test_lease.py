@@ -1,7 +1,5 @@
 """The lease and the fence, against a real PostgreSQL server; the arithmetic of a lease without one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The line before a full run: the rules on values, then over gRPC with a restart of the coordinator."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

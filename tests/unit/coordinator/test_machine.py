@@ -1,7 +1,5 @@
 """Any event in any state moves to a known state or refuses; what was announced survives a crash between any two effects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

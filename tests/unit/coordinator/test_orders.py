@@ -1,7 +1,5 @@
 """Two of three operators decide: what one stolen key cannot do, and what survives a crash. Coordinator and calls are real."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

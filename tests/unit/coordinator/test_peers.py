@@ -1,7 +1,5 @@
 """Who the operator excludes and readmits: the rule, the clock without them, the journal, the service and the commands."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files for models that people ask for: each is a run, and `run check` says what it takes."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

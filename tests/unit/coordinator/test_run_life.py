@@ -1,7 +1,5 @@
 """The life of a run, as its operator steers it: the rule, the journal, the service and the commands."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whole runs of the pure machine, in virtual time: it always goes on to the end, whatever peers and network do."""
 
-from __future__ import annotations
-
 import pytest
 
 from coordinator.clock.effects import SendEntry, SendNotice, SendTick

@@ -1,7 +1,5 @@
 """Runtime and gRPC service, with real TLS, a real journal and the peers' own client."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Free identities against a run: what they may say, and that it decides nothing. Each test is an attack that once worked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

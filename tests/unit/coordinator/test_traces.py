@@ -1,7 +1,5 @@
 """The coordinator's spans of a step, from the machine's own events: reports, a roster that is given up, the decision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What checks decide: nobody by one word, nobody honest by a minority's lies, all who idle in time; kept over a crash."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """From a path to checked tokens: text, token files, tokenizers, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

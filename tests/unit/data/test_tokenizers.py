@@ -1,7 +1,5 @@
 """What tokenizers do to text: control tokens, ids with holes, unknown tokens, dropped characters, truncation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conditions decide from facts alone; the thread that asks for facts keeps the owner's own pause apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

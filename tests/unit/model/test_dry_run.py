@@ -1,7 +1,5 @@
 """A dry run: each fault of a model that would spoil a run is named, and sound models pass."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model is counted before it is built: its numbers, what a sample keeps, and the memory that is free."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two ranks of a peer against one device; started by torchrun (`test_ranks`). Asserts on rank 0, which leads."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

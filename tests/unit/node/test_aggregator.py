@@ -1,7 +1,5 @@
 """A peer as an aggregator, and where all others get the sum: real votes, without a network."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import Counter

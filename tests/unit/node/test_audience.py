@@ -1,7 +1,5 @@
 """Who is served blobs when more come than can be."""
 
-from __future__ import annotations
-
 import pytest
 
 from node.blobs import audience as audience_module

@@ -1,7 +1,5 @@
 """A check as the training thread makes it: on the plain gradient, which changes nothing, or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Facts become lines: ok, a warning or a problem, with what to do. No machine, no run."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A peer that begins a run nobody tried makes the dry run; a peer whose libraries compute another loss is told so."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

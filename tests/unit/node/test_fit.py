@@ -1,7 +1,5 @@
 """Whether a run fits a machine: with its whole state, with a smaller one, or not at all, and what the person is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

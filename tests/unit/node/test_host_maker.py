@@ -3,8 +3,6 @@
 How they join the momentum stands in test_replica.py, for all modes that save memory.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """One payload a step, whatever happens to the peer: what was announced is on the disk, and said again."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

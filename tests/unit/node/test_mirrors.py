@@ -3,8 +3,6 @@
 Stores, folders, HTTP servers and files are real. The swarm is a stand-in that has some pieces.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -1,7 +1,5 @@
 """What is told to the coordinator: everything once, everything again after a lost session, nothing that is decided."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The replica, its snapshots and the log's entries are real; the swarm is a stand-in that plays the log again when it is asked to.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The replica: private state, open votes, snapshots; on a tiny model."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Test bytes for `swarmentum doctor`: measured between real daemons, and bounded for a taker that owes nobody anything."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

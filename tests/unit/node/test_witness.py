@@ -1,7 +1,5 @@
 """The witness: what contradicts what a peer was told, what it keeps, and the proof that it leaves."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples of docs/optimizers.md, run as they say."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Gradients that join the momentum as they are made give the votes, and the momentum, of gradients that join it together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

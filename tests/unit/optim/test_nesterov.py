@@ -1,7 +1,5 @@
 """Nesterov momentum in the peer, and the recipe that has it: DiLoCo with DeMo (arXiv 2510.03371)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The method `paper` against the published equations (arXiv 2411.19870v1, algorithm 1), transcribed here in fp64."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The private second moment is Adam's, and is the peer's own."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What has no gradient does not move: silent votes in every format, on every backend, through every door and base."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

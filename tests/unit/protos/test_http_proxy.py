@@ -1,7 +1,5 @@
 """The HTTP proxy that the environment names: which one, when it is asked, and what comes through it."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """The file of live tensors is the file that safetensors writes, whenever it is read."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

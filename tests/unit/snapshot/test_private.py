@@ -1,7 +1,5 @@
 """The private state on a disk that has no more room: one kind of error, and the old file stays."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import resource

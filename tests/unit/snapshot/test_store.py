@@ -1,7 +1,5 @@
 """The peer's own files: whole or not there, verified, bounded, and never another run's."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

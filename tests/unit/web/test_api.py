@@ -1,7 +1,5 @@
 """The API over a real socket: answers, ETags, pages, other origins, and refusals. The runs are logs that were signed here."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
