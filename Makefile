@@ -69,22 +69,23 @@ demo: .venv/.node ## Train a small model with a real swarm on this machine (abou
 
 # Tests of one process run a file on each core, and torch has one thread in each: more threads than cores wait for each other.
 # Tests that start swarms of their own run after them, three files at a time, so that no core is idle while a swarm waits. Long
-# tests run with LONG=1, as in .ci/run; the longest run at night.
+# tests run with LONG=1, as in .ci/run; the longest run at night. Files with long tests come first (tests/conftest.py).
 SWARMS = tests/attack tests/interop tests/system
+FILES = --dist loadfile --no-loadscope-reorder
 CHOSEN = not nightly$(if $(LONG),, and not long)
 
 test: .venv/.dev ## Run the tests; arguments in ARGS. LONG=1: long tests, too.
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(CHOSEN)" -n auto --dist loadfile --durations=15 $(addprefix --ignore=,$(SWARMS))
-	$(BIN)/python -m pytest -m "$(CHOSEN)" -n 3 --dist loadfile --durations=15 $(SWARMS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(CHOSEN)" -n auto $(FILES) --durations=15 $(addprefix --ignore=,$(SWARMS))
+	$(BIN)/python -m pytest -m "$(CHOSEN)" -n 3 $(FILES) --durations=15 $(SWARMS)
 endif
 
 nightly: export SWARMENTUM_TEST_LM_EVAL = $(CURDIR)/.venv/lm-eval/bin/python
 nightly: export SWARMENTUM_TEST_TRAINERS = $(CURDIR)/.venv/trainers/bin/python
 nightly: .venv/.dev .venv/.lm-eval .venv/.trainers ## Run all tests, the long ones too and with new random examples, and three minutes of faults.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=default -n auto --dist loadfile $(addprefix --ignore=,$(SWARMS))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=default -n auto $(FILES) $(addprefix --ignore=,$(SWARMS))
 	$(BIN)/python -m pytest $(SWARMS)
 	$(BIN)/python -m tests.system.soak --peers 8 --minutes 3
 

@@ -2,8 +2,6 @@
 the same random numbers each time, alone or after others. New ones for hypothesis: `pytest --hypothesis-profile=default`.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os
@@ -26,6 +24,15 @@ LOG_BYTES_SHOWN = 800
 def pytest_sessionstart() -> None:
     """Collecting tests imports torch and much else: see node/imports.py."""
     gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests come first: no core is idle at the end while another has just begun a long file.
+
+    `make test` says --no-loadscope-reorder, because xdist would begin with the files that have most tests.
+    """
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish() -> None:

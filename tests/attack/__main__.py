@@ -4,8 +4,6 @@ Three honest peers and an anchor train; before, during and after each attack it 
 table; exit code 0 if the run survived them all, else 1. `--seconds` is how long each lasts, `--only NAME` runs some.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess
@@ -19,29 +17,19 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.attack.attacks import all_attacks
-from tests.system.local_swarm import GUARD, PLAIN_MODEL, LocalSwarm, digests_by_step
+from tests.system.local_swarm import GUARD, PATIENT, LocalSwarm, digests_by_step, toml_of_run
 
 HONEST = ("ada", "bob", "cyd")
 AFTER_SECONDS_MAX = 60.0
 STEPS_AFTER = 5
 WIDTH = 160
 WORDS_MAX = 300
-RUN = f"""
-name = "attacked"
-{PLAIN_MODEL}
-[data]
-source = "stdlib"
-context = 32
-[clock]
-steps = 10000000
-batch_samples = 24
-min_peers = 3
-snapshot_every = 20
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "attacked",
+    source="stdlib",
+    relay=True,
+    clock={"steps": 10000000, "batch_samples": 24, "min_peers": 3, "snapshot_every": 20} | PATIENT,
+)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """What an attack is, and what it may know: the run's link, as a stranger has it, and where the swarm's files are."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterator

@@ -1,7 +1,5 @@
 """Strangers on the overlay: hosts with identities that were made a moment ago."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

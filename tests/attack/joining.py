@@ -1,7 +1,5 @@
 """A stranger that joins a run without a model: what an attack needs to be a peer."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """One attack, by name: `python -m tests.attack.one NAME LINK FOLDER SECONDS [COORDINATOR_PID]`; prints what came of it."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import sys

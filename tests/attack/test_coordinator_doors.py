@@ -1,7 +1,5 @@
 """Attackers as processes against a real coordinator over gRPC, while a run steps: the steps go on."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import shutil
@@ -107,9 +105,7 @@ BY_NIGHT = pytest.mark.nightly
     "name",
     [
         "watch_flood",
-        "long_owner",
-        pytest.param("page_flood", marks=BY_NIGHT),
-        pytest.param("held_requests", marks=BY_NIGHT),
+        *(pytest.param(name, marks=BY_NIGHT) for name in ("long_owner", "page_flood", "held_requests")),
     ],
 )
 async def test_steps_go_on_under_a_flood(tmp_path: Path, name: str) -> None:
@@ -132,6 +128,7 @@ async def _facts(here: Served) -> Any:
                 await asyncio.sleep(0.1)
 
 
+@BY_NIGHT
 async def test_a_peer_joins_and_follows_while_watch_streams_flood(tmp_path: Path) -> None:
     async with served(tmp_path, LONG) as here, stepping(here):
         attack = asyncio.ensure_future(attacked(here, "watch_flood", 6.0))
@@ -226,6 +223,7 @@ async def test_256_peers_on_one_machine_ask_at_once(tmp_path: Path) -> None:
         await asyncio.gather(*(start(number) for number in range(256)))
 
 
+@pytest.mark.long
 async def test_idle_connections_end_soon_and_leave_descriptors(tmp_path: Path) -> None:
     async with served(tmp_path, LONG) as here, stepping(here):
         attack = asyncio.ensure_future(attacked(here, "idle_connections", 20.0))
@@ -316,6 +314,7 @@ async def test_devices_are_printable_and_bounded(tmp_path: Path) -> None:
         assert device.startswith("?]0;owned?[/x]")
 
 
+@BY_NIGHT
 @pytest.mark.parametrize("name", ["garbage_addresses", "markup_device"])
 async def test_what_joiners_say_of_themselves_harms_nobody(tmp_path: Path, name: str) -> None:
     async with served(tmp_path, LONG) as here, stepping(here):
@@ -359,6 +358,7 @@ async def _page(stub: Any, request: Any) -> Any:
     return await stub.ListEntries(request, timeout=20)
 
 
+@BY_NIGHT
 async def test_a_client_of_another_language_gets_nothing_in(tmp_path: Path) -> None:
     """Node's own gRPC client, with the .proto files alone: every request is refused with its reason."""
     if shutil.which("npm") is None:

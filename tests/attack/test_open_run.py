@@ -4,8 +4,6 @@ They say that they have states, snapshots and payloads that nobody computed, all
 loses no step's state and no honest peer, and learns what it would have learnt without them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import statistics
@@ -18,27 +16,11 @@ import pytest
 
 from node.archive.ledger import read
 from tests.attack.fakes import poison
-from tests.system.local_swarm import GUARD, PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import GUARD, PATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 HONEST = ("ada", "bob", "cyd")
-RUN = f"""
-name = "open"
-{PLAIN_MODEL}
-[data]
-source = "{os.__file__}"
-context = 32
-[clock]
-steps = STEPS
-batch_samples = 24
-min_peers = 3
-snapshot_every = 10
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
 
 
 def attacked_from(swarm: LocalSwarm, name: str, step: int, seconds: float) -> subprocess.Popen[str]:
@@ -51,7 +33,8 @@ def attacked_from(swarm: LocalSwarm, name: str, step: int, seconds: float) -> su
 def play(folder: Path, steps: int, attack: str | None) -> tuple[LocalSwarm, float, str]:
     """A whole run of three honest peers and an anchor; the loss of its last steps, and what the attacker says."""
     folder.mkdir()
-    swarm = LocalSwarm(folder, RUN.replace("STEPS", str(steps)), "--anchor")
+    clock = {"steps": steps, "batch_samples": 24, "min_peers": 3, "snapshot_every": 10} | PATIENT
+    swarm = LocalSwarm(folder, toml_of_run("open", source=os.__file__, relay=True, clock=clock), "--anchor")
     words = ""
     try:
         assert swarm.created["trust"], "an open run with an anchor has checks"

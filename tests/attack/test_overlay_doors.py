@@ -1,7 +1,5 @@
 """Attackers against real libp2p hosts: what a peer keeps for strangers, and serves them, is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

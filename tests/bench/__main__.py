@@ -5,59 +5,22 @@ Each subcommand is a module of this package with `arguments(parser)` and `measur
 
 import argparse
 import json
+from importlib import import_module
 
-from tests.bench import (
-    adversaries,
-    codec,
-    convergence,
-    coordinator,
-    flat,
-    loop,
-    optimizer,
-    plain,
-    race,
-    reach,
-    real,
-    restart,
-    shares,
-    size,
-    step_checks,
-    swarm,
-    traffic,
-    web,
-)
-
-SUBCOMMANDS = {
-    "optimizer": optimizer,
-    "codec": codec,
-    "plain": plain,
-    "swarm": swarm,
-    "convergence": convergence,
-    "adversaries": adversaries,
-    "restart": restart,
-    "shares": shares,
-    "step_checks": step_checks,
-    "loop": loop,
-    "size": size,
-    "coordinator": coordinator,
-    "traffic": traffic,
-    "flat": flat,
-    "race": race,
-    "real": real,
-    "reach": reach,
-    "web": web,
-}
+SUBCOMMANDS = ("optimizer", "codec", "plain", "swarm", "convergence", "adversaries", "restart", "shares", "step_checks")
+SUBCOMMANDS += ("loop", "size", "coordinator", "traffic", "flat", "race", "real", "reach", "web")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, module in SUBCOMMANDS.items():
-        command = commands.add_parser(name, help=module.__doc__.splitlines()[0])
+    modules = {name: import_module(f"tests.bench.{name}") for name in SUBCOMMANDS}
+    for name, module in modules.items():
+        command = commands.add_parser(name, help=str(module.__doc__).splitlines()[0])
         command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
         module.arguments(command)
     options = parser.parse_args()
-    result = SUBCOMMANDS[options.command].measure(options)
+    result = modules[options.command].measure(options)
     if options.json:
         print(json.dumps(result))
     else:

@@ -7,8 +7,6 @@ windows that no choice has seen. Every run is a line of `runs.jsonl` in the fold
 and nothing is computed twice. Refuses unknown names and a text that is too short; a run that diverges is a row without a loss.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """The picture of a convergence table: held-out loss against bytes a step, families as colours, baselines as lines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

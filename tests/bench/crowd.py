@@ -5,8 +5,6 @@ Payloads are only hashes, as for a coordinator. Entries and ticks are timed as b
 the crowd takes little of the machine that it shares with the coordinator. One command at a time comes through a pipe.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import random

@@ -4,8 +4,6 @@ Up to REAL_PEERS_MAX peers are real: sessions with p2pd each and a coordinator i
 larger swarms the bytes are counted with the coordinator's own draw and the peers' own order of sources, without a network.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

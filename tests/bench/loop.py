@@ -4,8 +4,6 @@ Each size of `--params` is a swarm of processes of its own. Times are difference
 compared comes from one run. A row with a tiny model and 4 peers says how many steps a second the loop itself allows.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

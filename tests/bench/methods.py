@@ -4,8 +4,6 @@ A row is a name in `METHODS`, a class and its settings. The class is made from t
 one method, `step`. Adding a row adds an entry; adding a way to train adds a class. It knows no data, schedule or seed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -5,8 +5,6 @@ no loop whose index numba may have to wrap around. Generated lines stand where a
 sums in memory. Parameters, and votes of one momentum, have the bits of `node/optim/backends/numba`; momentum is close to them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import count, pairwise

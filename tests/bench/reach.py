@@ -4,8 +4,6 @@ Each kind is a run of its own with real processes and no flag about the network.
 the choice of a relay, the way to each other peer, and the steps a minute of the run.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -4,8 +4,6 @@ An attacker computes its own gradient, as an honest peer does, and those of the 
 not know which peers will check it: the draw follows from all payloads of the step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final

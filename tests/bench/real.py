@@ -5,8 +5,6 @@ the default settings, but for batch, steps and warm-up. AdamW has the same first
 in this process. Its rate is the best of `--lrs` after `--tries` steps.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ The journal has a row for every record of the run, so that the database is as de
 read have `body_bytes` random bytes; those since the last checkpoint but one are real ticks and entries of `peers` peers.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

@@ -4,8 +4,6 @@ All peers are honest, and in one process. Each step checks every peer's votes wi
 four of each other peer's, as real checkers do (node/training/vote_checks.py). Decides nothing: coordinator/clock/trust.py does.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from pathlib import Path

@@ -5,8 +5,6 @@ which has loaded the same libraries and compiled the same kernels. `planned_byte
 what `join` plans with (node/admission/fit.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

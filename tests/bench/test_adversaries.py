@@ -1,7 +1,5 @@
 """`python -m tests.bench adversaries` on a tiny model, through the real coordinator's machine: who is out, and nobody else."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `tests.bench size` takes as the plan is what `join` plans with; a real swarm is measured by the command alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m tests.bench convergence` on a tiny model: resumption, bytes of real payloads, and equal bits."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
@@ -40,24 +38,9 @@ def measured(text: Path, out: Path, *more: str) -> dict[str, dict[str, Any]]:
     parser = argparse.ArgumentParser()
     convergence.arguments(parser)
     line = ["--methods", *METHODS, "--data", str(text), "--out", str(out), "--steps", "3", "--width", "64"]
-    shape = [
-        "--layers",
-        "1",
-        "--context",
-        "16",
-        "--batch",
-        "2",
-        "--validation",
-        "8",
-        "--held-out",
-        "24",
-        "--seeds",
-        "0",
-        "1",
-    ]
-    rows: dict[str, dict[str, Any]] = convergence.measure(  # type: ignore[assignment]
-        parser.parse_args([*line, *shape, "--lrs", "1e-3", "4e-3", "--grow", "0", *more])
-    )["text"]
+    shape = ["--layers", "1", "--context", "16", "--batch", "2", "--validation", "8", "--held-out", "24"]
+    line += [*shape, "--seeds", "0", "1", "--lrs", "1e-3", "4e-3", "--grow", "0", *more]
+    rows: dict[str, dict[str, Any]] = convergence.measure(parser.parse_args(line))["text"]  # type: ignore[assignment]
     return rows
 
 
@@ -105,6 +88,7 @@ def test_bytes_are_those_of_payloads(text: Path, tmp_path: Path) -> None:
     assert rows["mixed"]["relative_to"] == {"adamw-ddp": expected, "muon-ddp": None}
 
 
+@pytest.mark.nightly
 def test_every_method_learns_and_gives_the_same_bits_again(text: Path, tmp_path: Path) -> None:
     """Rows with other numbers of peers have the settings of those with 4, so they are left out."""
     alone = {name for name, method in methods.METHODS.items() if method.peers is None}
@@ -118,6 +102,7 @@ def test_every_method_learns_and_gives_the_same_bits_again(text: Path, tmp_path:
     assert without_times(outcomes[0]) == without_times(outcomes[1])
 
 
+@pytest.mark.nightly
 def test_local_rounds_exchange_once_in_many_steps(text: Path, tmp_path: Path) -> None:
     local: dict[int, list[str]] = {}
     for name, method in methods.METHODS.items():

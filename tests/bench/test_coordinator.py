@@ -1,7 +1,5 @@
 """The bench of the coordinator plays peers of its own: it once could not connect any more, and nobody saw it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

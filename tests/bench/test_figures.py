@@ -4,8 +4,6 @@
 A table of the docs once showed the losses on the windows that its rates were chosen on. Not compared: what the text says.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

@@ -1,7 +1,5 @@
 """`tests.bench real` with a tiny model, from the trained tokenizer to AdamW's curve: every part of it is a real process."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

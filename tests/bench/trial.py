@@ -4,8 +4,6 @@ The text is cut in three: what is trained on, what rates are chosen on, and what
 has seen. A run that diverges has no loss.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -3,8 +3,6 @@
 A crash is written to `--artifacts` as a file; `python -m tests.fuzz DOOR --replay FILE` shows its traceback.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Rules of the house that matter enough to be tests."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """A name is one thing: a class stands in one file, and a file's name in one folder, or it is in a list here."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder from somebody runs no code: each Python child leaves the working folder out, and no model brings code of its own."""
 
-from __future__ import annotations
-
 import ast
 import re
 

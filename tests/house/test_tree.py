@@ -1,7 +1,5 @@
 """The tree keeps the rules of docs/style.md that can be counted: lengths, links, citations."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -143,7 +141,7 @@ RUN_BY = {
     r"swarmentum-coordinator order|swarmentum-coordinator run finish .* --key": "tests/unit/coordinator/test_orders.py",
     r"swarmentum-coordinator run (pause|resume|finish)": "tests/system/test_run_life.py",
     r"swarmentum start-from": "tests/system/test_start_from.py",
-    r"swarmentum-coordinator run (change|show)": "tests/system/test_run_life.py",
+    r"swarmentum-coordinator run (change|show)": "tests/unit/coordinator/test_changes.py",
     r"swarmentum-coordinator run decay": "tests/unit/coordinator/test_run_life.py",
     r"swarmentum-coordinator run (archive|delete|list --all)": "tests/unit/coordinator/test_run_life.py",
     r"swarmentum-coordinator run list": "tests/system/test_operator_page.py",

@@ -4,8 +4,6 @@ hadolint reads the Dockerfiles, Kubernetes' schemas the manifests, systemd's own
 by the program that it calls.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

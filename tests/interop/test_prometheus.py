@@ -1,7 +1,5 @@
 """What the operator sees in Prometheus: a real Prometheus scrapes a real coordinator, and takes every alert and every panel."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
@@ -14,25 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
+from tests.system.local_swarm import LocalSwarm, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.interop, pytest.mark.timeout(240)]
 
 DEPLOYED = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
-RUN = f"""
-name = "watched"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 8
-min_peers = 1
-snapshot_every = 20
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("watched", source="DATA", clock={"batch_samples": 8, "min_peers": 1, "snapshot_every": 20})
 EMPTY_HERE = ("joins_refused", "refused_total", "resyncs_total", "5m])", "1h])")
 """What a young swarm without trouble has no rows for, or no rate of yet."""
 

@@ -1,7 +1,5 @@
 """The nginx example of deploy/proxy before a real coordinator's page: TLS, live events, limits by address."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -17,22 +15,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
+from tests.system.local_swarm import LocalSwarm, toml_of_run, wait_for
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 EXAMPLE = Path("deploy/proxy/nginx.conf")
 OPERATORS_EXAMPLE = Path("deploy/proxy/nginx-operator.conf")
 NAME, OPERATORS_NAME = "swarm.example", "operator.example"
-RUN = f"""
-name = "behind"
-{PLAIN_MODEL}
-[data]
-context = 32
-[clock]
-steps = 100000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("behind")
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(200),

@@ -1,7 +1,5 @@
 """What a watcher concludes from bytes: in any order, from anyone, within its bounds. Needs no libp2p."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

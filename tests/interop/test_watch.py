@@ -1,7 +1,5 @@
 """`swarmentum watch` (py-libp2p) against go-libp2p peers: what it follows, what it refuses, what it survives."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -243,7 +241,6 @@ async def test_it_watches_a_run_of_the_real_coordinator(tmp_path: Path) -> None:
         [*serve, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
     ) as served:
         try:
-            assert served.stdout is not None
             port = json.loads(served.stdout.readline())["port"]
             (tmp_path / "run.toml").write_text("[clock]\nsteps = 3\n")
             create = [

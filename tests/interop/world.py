@@ -3,8 +3,6 @@
 Every wait is for a line or an answer, with a deadline.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -166,12 +164,10 @@ class Watching:
         self.stderr = asyncio.create_task(self._errors())
 
     async def _errors(self) -> str:
-        assert self.process.stderr is not None
         return (await self.process.stderr.read()).decode()
 
     async def until(self, wanted: Callable[[Line], bool]) -> Line:
         """The next line for which `wanted` holds; AssertionError with everything said so far if it does not come."""
-        assert self.process.stdout is not None
         try:
             async with asyncio.timeout(LINE_SECONDS_MAX):
                 while raw := await self.process.stdout.readline():

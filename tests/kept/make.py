@@ -3,8 +3,6 @@
 It makes `tests/kept/VERSION.tar.gz`: the homes of a coordinator and of a peer with an archive, stopped in the middle of a run.
 """
 
-from __future__ import annotations
-
 import tarfile
 import tempfile
 from pathlib import Path

@@ -3,8 +3,6 @@
 Hashing is made the same in every process (PYTHONHASHSEED=0), so that a seed means the same everywhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import hashlib

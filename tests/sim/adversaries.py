@@ -4,8 +4,6 @@ Everything is real but network, clock and disk: checks are drawn from the log, m
 the coordinator and journalled. Prints who was excluded, at which step, and why. Odd seeds train on a mixture of sources.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import tempfile

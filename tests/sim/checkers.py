@@ -1,7 +1,5 @@
 """What must hold whatever happens. Knows no faults; is told what the parts do and compares."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from coordinator.clock.records import EntryCommitted, Record

@@ -6,8 +6,6 @@ parameters (each group applies every entry and is compared), and `OBSERVERS` of 
 inbox. Peers come and go, are slow, lose messages, and one in a hundred lies about what it holds.
 """
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import itertools

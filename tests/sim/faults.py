@@ -1,7 +1,5 @@
 """What goes wrong, and when: drawn from the seed before the world begins. Knows the world's switches, not its rules."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

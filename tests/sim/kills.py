@@ -4,8 +4,6 @@ Nobody is told of the death: connections to it stay and carry nothing, as QUIC's
 how many of the ten steps after a kill its votes did not count, at the most.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -7,8 +7,6 @@ given (honest votes fit their samples, the strangers' are nowhere to be found); 
 compared with the same run without strangers.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """Sums of votes in the simulated world: small swarms have aggregators here, too, and every sum is the one of its payloads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 from unittest import mock

@@ -1,6 +1,4 @@
-"""The simulator in CI: 50 seeds (200 at night), the same bits for the same seed, bad memory found, and a crowd."""
-
-from __future__ import annotations
+"""The simulator in CI: 30 seeds (200 at night), the same bits for the same seed, bad memory found, and a crowd."""
 
 import os
 import re
@@ -11,7 +9,12 @@ import pytest
 
 pytest.importorskip("greenlet", reason="the simulator's training threads are greenlets: install the extra `dev`")
 
-SEEDS, SEEDS_AT_NIGHT, HALVES = 50, 200, 2
+SEEDS, SEEDS_AT_NIGHT, HALVES = 30, 200, 2
+
+
+def few_seeds(by_day: int, at_night: int) -> pytest.MarkDecorator:
+    """Of faults that the seeds of every world do not have."""
+    return pytest.mark.parametrize("seeds", [by_day, pytest.param(at_night, marks=pytest.mark.nightly)])
 
 
 def start(*arguments: str, module: str = "tests.sim") -> subprocess.Popen[str]:
@@ -52,8 +55,9 @@ def test_a_seed_means_the_same_in_every_process() -> None:
     assert len({line.rpartition(" ")[2] for line in digests[0]}) == 4, "seeds do not matter"
 
 
-def test_bad_memory_is_found_within_a_few_steps_and_healed() -> None:
-    assert finished(start("--seeds", "0", "10", "--faults", "bit-flip")).count("seed ") == 10
+@few_seeds(5, 20)
+def test_bad_memory_is_found_within_a_few_steps_and_healed(seeds: int) -> None:
+    assert finished(start("--seeds", "0", str(seeds), "--faults", "bit-flip")).count("seed ") == seeds
 
 
 def test_a_payload_of_another_length_than_the_log_names_counts_as_nothing_everywhere() -> None:
@@ -64,10 +68,11 @@ def test_a_payload_of_another_length_than_the_log_names_counts_as_nothing_everyw
 
 
 @pytest.mark.long
-def test_sums_are_those_of_their_votes_whatever_goes_wrong() -> None:
+@few_seeds(4, 16)
+def test_sums_are_those_of_their_votes_whatever_goes_wrong(seeds: int) -> None:
     """With aggregators, of which one lies now and then: nothing of the above is lost, and each sum in the log is compared."""
-    told = finished(start("--seeds", "0", "8", "--aggregators", "3"))
-    assert told.count("seed ") == 8
+    told = finished(start("--seeds", "0", str(seeds), "--aggregators", "3"))
+    assert told.count("seed ") == seeds
     lies = 0
     for seed in ("3", "4"):
         told = finished(start("--seed", seed, "--aggregators", "3", "--faults", "false-sums"))
@@ -80,16 +85,18 @@ def test_sums_are_those_of_their_votes_whatever_goes_wrong() -> None:
     assert finished(start("--seeds", "0", "3", "--aggregators", "3", "--faults", *faults)).count("seed ") == 3
 
 
-def test_who_announces_two_payloads_is_excluded_and_nobody_else() -> None:
+@few_seeds(6, 24)
+def test_who_announces_two_payloads_is_excluded_and_nobody_else(seeds: int) -> None:
     """With the evidence in the log: the checkers look (tests/sim/checkers.py), here and where all else goes wrong, too."""
-    assert finished(start("--seeds", "0", "12", "--faults", "equivocate")).count("seed ") == 12
+    assert finished(start("--seeds", "0", str(seeds), "--faults", "equivocate")).count("seed ") == seeds
 
 
 @pytest.mark.long
-def test_whom_the_operator_excludes_is_out_and_whom_it_readmits_goes_on() -> None:
+@few_seeds(4, 16)
+def test_whom_the_operator_excludes_is_out_and_whom_it_readmits_goes_on(seeds: int) -> None:
     """Whatever crashes meanwhile: past the entry that excluded it, to the same weights."""
     faults = ("exclude", "crash-peer", "crash-coordinator", "full-disk", "partition", "equivocate")
-    assert finished(start("--seeds", "1", "9", "--faults", *faults)).count("seed ") == 8
+    assert finished(start("--seeds", "1", str(1 + seeds), "--faults", *faults)).count("seed ") == seeds
 
 
 @pytest.mark.long

@@ -6,8 +6,6 @@ exported, and the anchor's archive verified. Prints a line for each part: second
 `--layers 1 --width 256` is the same with a small model.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A real headless Chromium for tests of the web page. Debian's `chromium`; playwright drives it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ Three peers on loopback; one is killed (-9), at once starts again with its ident
 many seconds and steps lay between its taking part and its first vote that counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 N counts the writes of this process, from 1. Not a test: tests/system/test_coordinator_process.py starts it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -4,8 +4,6 @@ The client is the real huggingface_hub, by HF_ENDPOINT. No test has reached the 
 (HF_HUB_DISABLE_XET=1), because the protocol of hf_xet is another server's.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Waits are on what the processes write, with deadlines; nothing sleeps for a fixed time and hopes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -49,6 +47,26 @@ max_position_embeddings = 64
 tie_word_embeddings = true
 """
 
+PATIENT = {"deadline_ms_min": 1000, "deadline_ms_max": 20000}
+"""For `clock`: peers on a busy machine are in time."""
+
+
+def toml_of_run(
+    name: str, model: str = PLAIN_MODEL, *, source: str = "", relay: bool = False, **sections: dict[str, object]
+) -> str:
+    """`run.toml` of a run that goes on and on. `LocalSwarm` puts in what DATA and BOOTSTRAP stand for.
+
+    `relay`: the run has one. On loopback peers find each other by the coordinator, and a relay takes 2 s of a core to start.
+    """
+    data = ({"source": source} if source else {}) | sections.pop("data", {}) | {"context": 32}
+    clock = {"steps": 100000} | sections.pop("clock", {})
+    tables = [
+        "\n".join([f"[{key}]", *(f"{setting} = {json.dumps(value)}" for setting, value in values.items())])
+        for key, values in ({"data": data, "clock": clock} | sections).items()
+    ]
+    tables += ["[overlay]", "bootstrap = [BOOTSTRAP]"] if relay else []
+    return "\n".join([f'name = "{name}"', model, *tables, ""])
+
 
 def wait_for(what: str, look: Callable[[], T | None], seconds: float = 90.0) -> T:
     """The first thing that `look` finds; fails naming `what` after the deadline."""
@@ -81,7 +99,6 @@ class Process:
 
     def first_json(self) -> dict[str, Any]:
         """The first line of stdout."""
-        assert self.child.stdout is not None
         ready, _, _ = select.select([self.child.stdout], [], [], READY_SECONDS_MAX)
         line = self.child.stdout.readline() if ready else ""
         assert line, f"no first line; log:\n{self.log.read_text()[-3000:]}"
@@ -115,7 +132,7 @@ class Process:
 
 
 class LocalSwarm:
-    """A coordinator, a relay, and peers by name."""
+    """A coordinator, a relay if the run names it, and peers by name."""
 
     HOST = "127.0.0.1"
 
@@ -135,12 +152,17 @@ class LocalSwarm:
         if "DATA" in run_toml:
             (folder / "text.txt").write_bytes(Path(os.__file__).read_bytes())
             run_toml = run_toml.replace("DATA", str(folder / "text.txt"))
-        relay = self.start("relay", "node", "relay", "--home", str(folder / "relay"), "--listen", f"{self.HOST}:0",
-                           "--set", "reachability=auto", "--json")  # fmt: skip
-        self.serve(port=0)
-        self.bootstrap: list[str] = relay.first_json()["addresses"]
+        self.bootstrap: list[str] = []
+        if "BOOTSTRAP" in run_toml:
+            home = ("--home", str(folder / "relay"), "--listen", f"{self.HOST}:0")
+            relay = self.start("relay", "node", "relay", *home, "--set", "reachability=auto", "--json")
+            self.serve(port=0)
+            self.bootstrap = relay.first_json()["addresses"]
+            run_toml = run_toml.replace("BOOTSTRAP", json.dumps(self.bootstrap[0]))
+        else:
+            self.serve(port=0)
         file = folder / "run.toml"
-        file.write_text(run_toml.replace("BOOTSTRAP", json.dumps(self.bootstrap[0])))
+        file.write_text(run_toml)
         create = self.start(
             "create", "coordinator", "run", "create", str(file), "--home", self.home, "--json", *self.create_flags
         )

@@ -1,8 +1,6 @@
 """`python -m tests.system.lying_aggregator INVITE HOME`: a peer as `swarmentum join` starts it, whose sums leave all votes but
 one out."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small Llama whose gradients are NaN from some forward pass on, as those of a run that has diverged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -9,8 +9,6 @@ private ones, and go-multiaddr counts 192.0.2.0/24, 198.51.100.0/24 and 203.0.11
 same private network, as homes do.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -177,7 +175,6 @@ class Internet:
         echo = [*self.inside("pub"), sys.executable, "-c", ECHO, self.public["pub"], str(PROBE_PORT)]
         with subprocess.Popen(echo, stdout=subprocess.PIPE, text=True) as server:
             try:
-                assert server.stdout is not None
                 assert server.stdout.readline() == "ready\n", "the probe's server did not start"
                 for home, nat in self.homes.items():
                     words = (sys.executable, "-c", ASK, self.public["pub"], str(PROBE_PORT), str(PROBE_SECONDS_MAX))

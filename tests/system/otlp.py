@@ -1,7 +1,5 @@
 """A receiver of OpenTelemetry traces for tests: a small HTTP server that reads OTLP's protobuf, as a collector does."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any

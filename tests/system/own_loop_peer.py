@@ -6,8 +6,6 @@ optimizer; `leaves` takes three rounds and leaves; `ends` has data of its own, s
 program after three rounds without a word.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,7 +67,6 @@ def behind_optimizer(peer: swarmentum.Joined, model: Own, file: Path) -> None:
     with pytest.raises(swarmentum.OperatorError, match="call optimizer"):
         optimizer.step()
     while not optimizer.finished:
-        assert optimizer.share is not None
         step = optimizer.share.number
         losses = []
         for _ in range(2):

@@ -3,8 +3,6 @@
 So that many peers on few cores keep the pace of their steps, whatever else the cores do: starting processes, for one.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -3,8 +3,6 @@
 `python -m tests.system.slow_data SECONDS join ...`. Not a test: tests/system/test_faults.py starts it.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """A model factory that takes as long as a test likes: it is building until its process is ended."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -11,8 +11,6 @@ lives through it, loss of both swarms after the same step, and whether any two d
 The ratio is a measurement, not a test.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

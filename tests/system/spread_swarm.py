@@ -1,7 +1,5 @@
 """A real swarm in which each peer has a place of its own in an internet of network namespaces, to be cut off or slowed down."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 about to be written. Not a test: tests/system/test_failover.py starts it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

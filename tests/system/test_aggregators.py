@@ -1,7 +1,5 @@
 """Real processes whose votes are added up by an anchor and peers: equal replicas, few payloads, whoever is killed or lies."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -11,29 +9,16 @@ import pytest
 
 from tests.attack.attacks.false_sums import FalseSums
 from tests.attack.base import Target
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
-RUN = f"""
-name = "added-up"
-{PLAIN_MODEL}
-[data]
-source = "{os.__file__}"
-context = 32
-[optimizer]
-selection = "random"
-[clock]
-steps = 100000
-batch_samples = 16
-min_peers = 2
-snapshot_every = 10
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-aggregators = 1
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "added-up",
+    source=os.__file__,
+    optimizer={"selection": "random"},
+    clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10, "aggregators": 1} | PATIENT,
+)
 PEERS = ("ada", "bob", "cid", "dan", "eve", "fay")
 
 

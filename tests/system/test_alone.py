@@ -1,28 +1,14 @@
 """A swarm of one: killed in mid-run and started again, it goes on from its own disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step
+from tests.system.local_swarm import LocalSwarm, digests_by_step, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
-RUN = f"""
-name = "alone"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 4
-snapshot_every = 20
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("alone", source="DATA", clock={"batch_samples": 4, "snapshot_every": 20})
 
 
 def test_the_last_peer_is_killed_and_the_run_goes_on_from_its_disk(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A run with an anchor: its word counts, and a joiner that finds everybody gone starts from it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -9,26 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, wait_for
+from tests.system.local_swarm import PATIENT, LocalSwarm, Process, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-RUN = f"""
-name = "anchored"
-{PLAIN_MODEL}
-[data]
-source = "{os.__file__}"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 16
-min_peers = 2
-snapshot_every = 10
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "anchored", source=os.__file__, clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10} | PATIENT
+)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The folder for an auditor, from a real run: the commands of its README are run as they stand; each fraud is found."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import json

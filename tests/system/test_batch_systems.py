@@ -3,8 +3,6 @@
 There is no Slurm and no SkyPilot here. `srun` is a program that starts its arguments, which is what srun does with one task.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -16,23 +14,12 @@ import pytest
 import yaml
 
 from protos.identity import Identity
-from tests.system.local_swarm import PLAIN_MODEL, SURROUNDINGS, LocalSwarm, wait_for
+from tests.system.local_swarm import SURROUNDINGS, LocalSwarm, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "deploy" / "peers"
-RUN = f"""
-name = "batch"
-{PLAIN_MODEL}
-[data]
-context = 32
-[clock]
-steps = 1000000
-batch_samples = 4
-snapshot_every = 5
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("batch", clock={"steps": 1000000, "batch_samples": 4, "snapshot_every": 5})
 
 
 @pytest.fixture

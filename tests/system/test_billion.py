@@ -1,7 +1,5 @@
 """The story of tests/system/billion.py, small on any machine at night, and of 1.24 billion parameters where there is room."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

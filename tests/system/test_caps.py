@@ -1,43 +1,26 @@
 """The owner's caps at the network interface: a real swarm in namespaces, whose router counts every byte of each peer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import owner, wait_for
+from tests.system.local_swarm import owner, toml_of_run, wait_for
 from tests.system.netns import Internet, NotHereError
 from tests.system.spread_swarm import SpreadSwarm, places_of
 
 pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(300)]
 MBIT = 125_000
 NAMES = ("ada", "eve")
-RUN = """
-name = "capped"
-[model.config]
-model_type = "llama"
-vocab_size = 256
-hidden_size = 512
-num_hidden_layers = 3
-num_attention_heads = 4
-num_key_value_heads = 4
-intermediate_size = 1024
-max_position_embeddings = 64
-tie_word_embeddings = true
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 2
-min_peers = 1
-snapshot_every = 10
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+MODEL = (
+    '[model]\nconfig = { model_type = "llama", vocab_size = 256, hidden_size = 512, num_hidden_layers = 3, '
+    "num_attention_heads = 4, num_key_value_heads = 4, intermediate_size = 1024, max_position_embeddings = 64, "
+    "tie_word_embeddings = true }"
+)
+RUN = toml_of_run(
+    "capped", MODEL, source="DATA", relay=True, clock={"batch_samples": 2, "min_peers": 1, "snapshot_every": 10}
+)
 
 
 class CappedSwarm(SpreadSwarm):

@@ -3,8 +3,6 @@
 Debian's libfaketime gives each process a clock of its own. The Go daemon keeps the right one, as the machine's others would.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

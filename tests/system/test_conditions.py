@@ -1,7 +1,5 @@
 """The owner's conditions in a real swarm: `swarmentum set` pauses a peer, lets it go on, and survives a restart."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator
@@ -10,23 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, owner, wait_for
+from tests.system.local_swarm import LocalSwarm, digests_by_step, owner, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
-RUN = f"""
-name = "lent"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 6
-min_peers = 1
-snapshot_every = 50
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("lent", source="DATA", clock={"batch_samples": 6, "min_peers": 1, "snapshot_every": 50})
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`join` before it builds anything: what the run asks for is shown, asked once, and refused where nobody agreed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -10,23 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 from tests.system.terminal import CTRL_C, Terminal
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
-RUN = f"""
-name = "asking"
-{TINY_MODEL}
-[data]
-source = "SOURCE"
-context = 32
-[clock]
-steps = 3
-batch_samples = 4
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("asking", TINY_MODEL, source="SOURCE", clock={"steps": 3, "batch_samples": 4})
 TOKEN = "a line of the joiner's own, not for the model"
 
 
@@ -61,7 +48,7 @@ def test_a_download_needs_a_yes_where_nobody_can_be_asked(swarm: LocalSwarm, tmp
     file = tmp_path / "run.toml"
     text = RUN.replace('source = "SOURCE"', 'tokenizer = "some/body"')
     text = text.replace('name = "asking"', 'name = "asking-too"')
-    file.write_text(text.replace("BOOTSTRAP", json.dumps(swarm.bootstrap[0])))
+    file.write_text(text)
     create = swarm.start(
         "create2", "coordinator", "run", "create", str(file), "--home", swarm.home, "--json", "--no-layout"
     )

@@ -1,7 +1,5 @@
 """The coordinator as the process that people start: commands, exit codes, a clean stop, and kill -9 at every write."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -86,7 +84,6 @@ async def start(home: Path, *flags: str, port: int = 0, module: tuple[str, ...] 
         cwd=home.parent, env=environment(), stdout=asyncio.subprocess.PIPE, stderr=stderr,
     )  # fmt: skip
     stderr.close()
-    assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), SECONDS_MAX)
     assert line, (home.parent / "stderr").read_text()[-2000:]
     return Process(process, json.loads(line))
@@ -186,7 +183,8 @@ def journalled(home: Path, invite: Invite) -> list[EntryCommitted]:
         journal.close()
 
 
-@pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.nightly)])
 async def test_killed_at_every_write(tmp_path: Path, when: str) -> None:
     """Every life makes one record and dies: right after writing it, or right before writing the next one."""
     home = tmp_path / "home"
@@ -275,6 +273,7 @@ async def test_a_signal_ends_it_cleanly_and_soon(tmp_path: Path, number: signal.
     assert "--reflection does nothing any more" in words
 
 
+@pytest.mark.long
 async def test_exit_codes(tmp_path: Path) -> None:
     home, bad = tmp_path / "home", tmp_path / "bad.toml"
     bad.write_text("name = 'x'\n[clock]  # the clock\nmin_peers = 2\nsteps = 0\n")

@@ -1,7 +1,5 @@
 """`swarmentum doctor` as people start it: alone, and against a real swarm; and `join` of a run that fits no machine."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -12,22 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-RUN = f"""
-name = "examined"
-{TINY_MODEL}
-[data]
-context = 32
-[clock]
-steps = 100000
-batch_samples = 8
-snapshot_every = 50
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("examined", TINY_MODEL, relay=True, clock={"batch_samples": 8, "snapshot_every": 50})
 HUGE = """
 name = "huge"
 [model.config]

@@ -4,8 +4,6 @@ What an operator may really do: a coordinator is started from an old copy of the
 Half of the swarm follows one, half the other.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,25 +13,13 @@ from pathlib import Path
 import pytest
 
 from protos.log import SignedEntry, open_entry
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, processes_with
+from tests.system.local_swarm import LocalSwarm, processes_with, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
 HALVES = {"coordinator": ("ada", "bob"), "other": ("cyd", "dan")}
 DIVERGED = 5
-RUN = f"""
-name = "two-logs"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 16
-min_peers = 2
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("two-logs", source="DATA", relay=True, clock={"batch_samples": 16, "min_peers": 2})
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 lm-eval may be in an environment of its own: SWARMENTUM_TEST_LM_EVAL names its Python (`make nightly` makes one).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`swarmentum export`: the model of a run that goes on, taken by a program that trains nothing. Real processes."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -10,24 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-RUN = f"""
-name = "copied"
-{TINY_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 8
-min_peers = 1
-snapshot_every = 20
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("copied", TINY_MODEL, source="DATA", clock={"batch_samples": 8, "min_peers": 1, "snapshot_every": 20})
 
 
 @pytest.mark.long

@@ -3,8 +3,6 @@
 The hub is a server of the tests (tests/system/hub.py); the client is the real huggingface_hub.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,22 +11,13 @@ import pytest
 
 from node.export.card import CARD, MARK
 from tests.system.hub import Hub
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import LocalSwarm, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-RUN = f"""
-name = "exported"
-{PLAIN_MODEL}
-[data]
-context = 32
-[clock]
-steps = STEPS
-batch_samples = 4
-snapshot_every = 10
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+
+def run_of(steps: int) -> str:
+    return toml_of_run("exported", clock={"steps": steps, "batch_samples": 4, "snapshot_every": 10})
 
 
 @pytest.fixture
@@ -44,7 +33,7 @@ def places(folder: Path) -> tuple[str, ...]:
 
 @pytest.mark.nightly
 def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path: Path, hub: Hub) -> None:
-    with LocalSwarm(tmp_path, RUN.replace("STEPS", "70")) as swarm:
+    with LocalSwarm(tmp_path, run_of(70)) as swarm:
         folder = tmp_path / "models"
         series = ("export", swarm.link, str(folder), "--every", "20", "--keep", "2", "--push-to-hub", "ada/series")
         copier = swarm.start("copier", "node", *series, *places(tmp_path), environment=hub.environment(tmp_path))
@@ -73,7 +62,7 @@ def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path:
 
 @pytest.mark.nightly
 def test_the_model_of_now_goes_to_a_hub_with_its_ledger(tmp_path: Path, hub: Hub) -> None:
-    with LocalSwarm(tmp_path, RUN.replace("STEPS", "100000")) as swarm:
+    with LocalSwarm(tmp_path, run_of(100000)) as swarm:
         swarm.join("ada")
         swarm.wait_step("ada", 11)
         environment = hub.environment(tmp_path)
@@ -98,7 +87,7 @@ def test_the_model_of_now_goes_to_a_hub_with_its_ledger(tmp_path: Path, hub: Hub
 
 
 def test_a_distance_at_which_nothing_is_agreed_is_refused(tmp_path: Path) -> None:
-    with LocalSwarm(tmp_path, RUN.replace("STEPS", "100000")) as swarm:
+    with LocalSwarm(tmp_path, run_of(100000)) as swarm:
         series = ("export", swarm.link, str(tmp_path / "models"), "--every", "15", *places(tmp_path))
         copier = swarm.start("copier", "node", *series)
         assert copier.finish(60)[0] == 2

@@ -4,8 +4,6 @@ After each fault: the log goes on, no step is lost, none is applied twice, all r
 the next entry is printed; what it should be (5 s) is not asserted tightly, because the machine may be busy.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -22,7 +20,15 @@ from coordinator.store.journal import Journal
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import Entry
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import (
+    PATIENT,
+    LocalSwarm,
+    Process,
+    digests_by_step,
+    processes_with,
+    toml_of_run,
+    wait_for,
+)
 from tests.system.netns import PUBLIC, Internet, NotHereError
 from tests.system.postgres import NoPostgresError, Postgres, server_or_skip
 from tests.system.stalling_coordinator import REFUSED
@@ -31,22 +37,9 @@ OTHER = {"one": "two", "two": "one"}
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 TAKE_OVER_SECONDS_MAX = 15.0
-RUN = f"""
-name = "failover"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 48
-min_peers = 2
-snapshot_every = 50
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "failover", source="DATA", relay=True, clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 50} | PATIENT
+)
 PEERS = ("ada", "bob", "cyd")
 KEYS = ("identity.key", "tls.key", "tls.crt")
 

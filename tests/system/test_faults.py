@@ -3,13 +3,10 @@
 One swarm lives through it in order; the coordinator is never touched here (tests/system/test_failover.py, test_life.py).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +14,10 @@ import pytest
 
 from node.archive import ledger
 from protos.identity import Identity, peer_id
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import LocalSwarm, digests_by_step, processes_with, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
-RUN = f"""
-name = "faults"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = STEPS
-batch_samples = 16
-min_peers = MIN_PEERS
-snapshot_every = 5
-strict = STRICT
-deadline_ms_min = 1000
-deadline_ms_max = 10000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
 MANY = 100_000
 FULL_DISK_MB = 2
 
@@ -45,11 +25,8 @@ FULL_DISK_MB = 2
 def run_toml(folder: Path, *, steps: int = MANY, min_peers: int = 2, strict: bool = False) -> str:
     text = folder / "text.txt"
     text.write_bytes(Path(os.__file__).read_bytes())
-    wanted = {"DATA": str(text), "STEPS": str(steps), "MIN_PEERS": str(min_peers), "STRICT": str(strict).lower()}
-    made = RUN
-    for name, value in wanted.items():
-        made = made.replace(name, value)
-    return made
+    clock = {"steps": steps, "batch_samples": 16, "min_peers": min_peers, "snapshot_every": 5, "strict": strict}
+    return toml_of_run("faults", source=str(text), clock=clock | {"deadline_ms_min": 1000, "deadline_ms_max": 10000})
 
 
 @pytest.fixture(scope="module")
@@ -259,26 +236,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"needs root to mount a small disk: {done.stderr.decode().strip()}")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.nightly
-def test_a_full_disk_is_a_clear_error_and_nothing_is_corrupted(swarm: LocalSwarm, small_disk: Path) -> None:
-    dot = swarm.folder / "dot"
-    dot.symlink_to(small_disk)
-    filler = small_disk / "filler"
-    process = swarm.join("dot")
-    wait_for("vote of dot that counts", lambda: accepted(swarm, "dot") > 0)
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-    code, _ = process.finish(60)
-    told = process.log.read_text()
-    assert code == 2, told[-2000:]
-    assert "cannot be written: No space left on device" in told.splitlines()[-1]
-    assert "Traceback" not in told
-    filler.unlink()
-    back_again(swarm, "dot")
-    all_equal(swarm, "ada", "bob", "cyd", "dot")
 
 
 @pytest.mark.long

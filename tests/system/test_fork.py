@@ -1,7 +1,5 @@
 """A fork: a new run that begins at an agreed snapshot of another one, with the same peers and a newcomer."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,26 +11,15 @@ import pytest
 from protos.invite import Invite
 from protos.start import start_of
 from protos.v1 import log_pb2
-from tests.system.local_swarm import PLAIN_MODEL, TINY_MODEL, LocalSwarm, Process, digests_by_step, wait_for
+from tests.system.local_swarm import PATIENT, TINY_MODEL, LocalSwarm, Process, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-RUN = f"""
-name = "parent"
-{PLAIN_MODEL}
-[data]
-source = "{os.__file__}"
-context = 32
-[clock]
-steps = 40
-batch_samples = 16
-min_peers = 2
-snapshot_every = 20
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "parent",
+    source=os.__file__,
+    clock={"steps": 40, "batch_samples": 16, "min_peers": 2, "snapshot_every": 20} | PATIENT,
+)
 LR, STEPS = 0.0005, 25
 CONFIG = ", ".join(line for line in TINY_MODEL.splitlines() if "=" in line)
 DIVERGES = f"""
@@ -116,7 +103,6 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
     assert (verdict["fork_of"], verdict["fork_step"]) == (parent, 20)
     assert {verdict["state_digest"]} == found[STEPS]
     start = start_of(log_pb2.Genesis.FromString((archive / "genesis").read_bytes()))
-    assert start is not None
     assert start.state_digest.hex() == at_20, "the fork names the state that the parent run's peers had"
     loaded = {name: swarm.events(name, "starting state loaded")[0] for name in ("ada", "bob", "cyd", "anchor")}
     assert {name: event["from_disk"] for name, event in loaded.items()} == {

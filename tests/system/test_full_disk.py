@@ -1,33 +1,22 @@
 """A real peer on a small disk that fills up: it says so, the run goes on without it, and it is back when there is room."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import LocalSwarm, digests_by_step, toml_of_run, wait_for
 from tests.unit.small_disk import fill, small_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(240)]
 
-RUN = f"""
-name = "full"
-{PLAIN_MODEL}
-[data]
-context = 32
-[clock]
-steps = 100000
-batch_samples = 8
-snapshot_every = 10
-deadline_ms_min = 1000
-deadline_ms_max = 3000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "full", clock={"batch_samples": 8, "snapshot_every": 10, "deadline_ms_min": 1000, "deadline_ms_max": 3000}
+)
 
 
-@pytest.mark.parametrize("anchor", [False, True], ids=["peer", "anchor"])
+@pytest.mark.parametrize(
+    "anchor", [pytest.param(False, id="peer"), pytest.param(True, id="anchor", marks=pytest.mark.nightly)]
+)
 def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> None:
     flags = ("--no-layout", "--anchor") if anchor else ("--no-layout",)
     with small_disk(tmp_path / "disk", 160 << 20) as disk:

@@ -3,8 +3,6 @@
 The real hub was never reached from here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -3,8 +3,6 @@
 It is strict: it waits for a peer that was killed, until the operator excludes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,26 +10,16 @@ from typing import Any
 import pytest
 
 from protos.identity import Identity
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
+from tests.system.local_swarm import LocalSwarm, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-RUN = f"""
-name = "invited"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 4
-snapshot_every = 20
-strict = true
-[admission]
-mode = "invite"
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "invited",
+    source="DATA",
+    clock={"batch_samples": 4, "snapshot_every": 20, "strict": True},
+    admission={"mode": "invite"},
+)
 
 
 class Invited(LocalSwarm):

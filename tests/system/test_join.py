@@ -1,7 +1,5 @@
 """`swarmentum.join` with real processes: a program's own model and loop beside a peer of the command, in one run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -76,7 +74,6 @@ class Program:
             self.child.send_signal(number)
         code = self.child.wait(90)
         self._reader.join(10)
-        assert self.child.stdout is not None
         self.child.stdout.close()
         self._file.close()
         return code

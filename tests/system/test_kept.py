@@ -1,7 +1,5 @@
 """Homes that released versions wrote: the coordinator opens the journal, the peer goes on, and `verify` holds."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

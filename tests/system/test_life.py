@@ -3,8 +3,6 @@
 All in real processes over gRPC and libp2p; after all of it no two replicas differ by a bit at any step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import urllib.request
@@ -24,26 +22,13 @@ from protos.envelope import Kind, seal, signed_bytes
 from protos.identity import Identity, peer_id, verify
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
 from protos.v1 import envelope_pb2, update_pb2
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, processes_with, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
-RUN = f"""
-name = "life"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 48
-min_peers = 2
-snapshot_every = 20
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "life", source="DATA", relay=True, clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 20} | PATIENT
+)
 PEERS = ("ada", "bob", "cyd")
 
 

@@ -1,26 +1,14 @@
 """A peer that comes to a full run waits in line, keeps its place over a restart, and is next. Real processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
+from tests.system.local_swarm import LocalSwarm, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.long]
 
-RUN = f"""
-name = "full"
-{PLAIN_MODEL}
-[data]
-context = 32
-[clock]
-steps = 100000
-max_peers = 2
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("full", clock={"max_peers": 2})
 
 
 def place(swarm: LocalSwarm, name: str) -> int:

@@ -1,8 +1,6 @@
 """`swarmentum.local` with real processes: it trains, its words and figures are the run's, it loses and gets peers, and nothing
 of it outlives its program."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -110,7 +108,6 @@ def test_nothing_outlives_its_program(end: str) -> None:
         [sys.executable, "-c", PROGRAM + waits], cwd=ROOT, env={**os.environ, **SURROUNDINGS}, stdout=subprocess.PIPE, text=True
     )  # fmt: skip
     try:
-        assert program.stdout is not None
         folder = program.stdout.readline().strip()
         assert folder, "no swarm"
         if waits:
@@ -122,7 +119,6 @@ def test_nothing_outlives_its_program(end: str) -> None:
     finally:
         program.kill()
         program.wait()
-        assert program.stdout is not None
         program.stdout.close()
 
 

@@ -1,7 +1,5 @@
 """A run's log as a file: written from a real coordinator over gRPC, checked without it; each kind of damage is found."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,23 +10,13 @@ from node import __main__ as command
 from node.archive.ledger import of
 from node.archive.log_file import export_log, log_entries
 from protos.errors import OperatorError, RefusedError
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm
+from tests.system.local_swarm import LocalSwarm, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300)]
 STEPS = 12
-RUN = f"""
-name = "log"
-{PLAIN_MODEL}
-[data]
-source = "{Path(json.__file__)}"
-context = 32
-[clock]
-steps = {STEPS}
-batch_samples = 4
-snapshot_every = 6
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "log", source=str(Path(json.__file__)), clock={"steps": STEPS, "batch_samples": 4, "snapshot_every": 6}
+)
 
 
 @pytest.fixture(scope="module")

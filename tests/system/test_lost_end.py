@@ -1,7 +1,5 @@
 """A coordinator whose journal lost its newest records (a disk, a backup): the peers give them back, and the run goes on."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

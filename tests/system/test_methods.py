@@ -1,34 +1,27 @@
 """Methods of the DeMo family as run settings, in real processes: equal replicas, a joiner that takes the base's state over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import (
+    PATIENT,
+    TINY_MODEL,
+    LocalSwarm,
+    digests_by_step,
+    processes_with,
+    toml_of_run,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-RUN = f"""
-name = "methods"
-{TINY_MODEL}
-[data]
-source = "DATA"
-context = 32
-[optimizer]
-warmup_steps = 3
-METHOD
-[clock]
-steps = 100000
-batch_samples = 24
-min_peers = 2
-snapshot_every = 15
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "methods",
+    TINY_MODEL,
+    source="DATA",
+    clock={"batch_samples": 24, "min_peers": 2, "snapshot_every": 15} | PATIENT,
+)
 METHODS = {
     "top-k into AdamW": """
 selection = "topk"
@@ -70,7 +63,7 @@ local = { steps = 4, lr = 2e-3 }
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_replicas_stay_equal_learn_and_can_be_joined(method: str, tmp_path: Path) -> None:
-    with LocalSwarm(tmp_path, RUN.replace("METHOD", method)) as swarm:
+    with LocalSwarm(tmp_path, f"{RUN}[optimizer]\nwarmup_steps = 3\n{method}") as swarm:
         swarm.join("ada")
         swarm.join("bob")
         swarm.wait_step("ada", 20)

@@ -1,40 +1,25 @@
 """A real anchor copies snapshots to a folder, and a joiner takes them from a web server of that folder when all are gone."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
 from tests.system.web_folder import WebFolder
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-RUN = f"""
-name = "mirrored"
-{TINY_MODEL}
-[data]
-source = "{os.__file__}"
-context = 32
-[clock]
-steps = 20
-batch_samples = 16
-min_peers = 2
-snapshot_every = 5
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[snapshots]
-mirrors = ["http://127.0.0.1:1/away", "MIRROR"]
-[evaluation]
-every = 10
-samples = 4
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "mirrored",
+    source=os.__file__,
+    clock={"steps": 20, "batch_samples": 16, "min_peers": 2, "snapshot_every": 5} | PATIENT,
+    snapshots={"mirrors": ["http://127.0.0.1:1/away", "MIRROR"]},
+    evaluation={"every": 10, "samples": 4},
+)
 
 
+@pytest.mark.long
 def test_a_joiner_gets_the_model_from_a_mirror_when_all_are_gone(tmp_path: Path) -> None:
     mirror = WebFolder(tmp_path / "mirror")
     with LocalSwarm(tmp_path, RUN.replace("MIRROR", mirror.url), "--anchor") as swarm:

@@ -4,8 +4,6 @@ Everything is real but the internet: processes, routers with nftables, addresses
 private network number and cannot be dialled from outside.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -17,12 +15,14 @@ import pytest
 from protos.identity import Identity
 from protos.invite import Invite
 from tests.system.local_swarm import (
+    PATIENT,
     PLAIN_MODEL,
     TINY_MODEL,
     LocalSwarm,
     Process,
     digests_by_step,
     processes_with,
+    toml_of_run,
     wait_for,
 )
 from tests.system.netns import HOMES, PUBLIC, Internet, NotHereError, ipv6_of
@@ -37,22 +37,8 @@ LINE_KBIT = 5_000, 20_000
 """Up and down."""
 PUBLIC_PEER = "pat"
 PEERS = (PUBLIC_PEER, *HOMES)
-RUN = f"""
-name = "nat"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 12
-min_peers = MIN_PEERS
-snapshot_every = 50
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[overlay]
-bootstrap = BOOTSTRAP
-"""
+CLOCK = {"batch_samples": 12, "min_peers": "MIN_PEERS", "snapshot_every": 50} | PATIENT
+RUN = toml_of_run("nat", source="DATA", relay=True, clock=CLOCK).replace("[BOOTSTRAP]", "BOOTSTRAP")
 
 
 class NatSwarm(LocalSwarm):
@@ -105,7 +91,7 @@ class NatSwarm(LocalSwarm):
             self.bootstrap += other.first_json()["addresses"]
         text = self.folder / "text.txt"
         text.write_bytes(Path(os.__file__).read_bytes())
-        run = run.replace("DATA", str(text)).replace("MIN_PEERS", str(min_peers))
+        run = run.replace("DATA", str(text)).replace('"MIN_PEERS"', str(min_peers))
         file = self.folder / "run.toml"
         file.write_text(run.replace("BOOTSTRAP", json.dumps(self.bootstrap)))
         create = self.start(

@@ -3,8 +3,6 @@
 systemd is not the first process here, so the test starts what the units start, with other folders and ports.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,30 +1,17 @@
 """A run whose text stays with each peer: peers with other texts train one model, and a peer without text does not join."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step
+from tests.system.local_swarm import LocalSwarm, digests_by_step, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(240)]
 STEPS = 12
-RUN = f"""
-name = "own text"
-{PLAIN_MODEL}
-[data]
-source = "own"
-context = 32
-[clock]
-steps = {STEPS}
-batch_samples = 8
-min_peers = 2
-snapshot_every = 6
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "own text", source="own", clock={"steps": STEPS, "batch_samples": 8, "min_peers": 2, "snapshot_every": 6}
+)
 
 
 def test_peers_with_other_texts_train_one_model(tmp_path: Path) -> None:
@@ -32,11 +19,12 @@ def test_peers_with_other_texts_train_one_model(tmp_path: Path) -> None:
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
     with LocalSwarm(tmp_path, RUN) as swarm:
-        code, _ = swarm.join("cid").finish(60)  # also with allow_data, which these tests set
-        assert code == 2
-        assert "each peer brings its own" in swarm.processes["cid"].log.read_text()
+        nobody = swarm.join("cid")  # also with allow_data, which these tests set
         for name in texts:
             swarm.join(name, "--data", str(tmp_path / f"{name}.txt"))
+        code, _ = nobody.finish(60)
+        assert code == 2
+        assert "each peer brings its own" in nobody.log.read_text()
         for name in texts:
             code, summary = swarm.processes[name].finish(120)
             assert (code, summary["step"]) == (0, STEPS)

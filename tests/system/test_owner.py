@@ -1,31 +1,16 @@
 """The owner of a peer steers it from another terminal: pause, resume, finish, leave; the others lose no step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, owner, wait_for
+from tests.system.local_swarm import LocalSwarm, digests_by_step, owner, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 PEERS = ("ada", "bob", "eve")
-RUN = f"""
-name = "owners"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 6
-min_peers = 2
-snapshot_every = 50
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("owners", source="DATA", clock={"batch_samples": 6, "min_peers": 2, "snapshot_every": 50})
 
 
 @pytest.fixture

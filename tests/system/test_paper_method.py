@@ -1,7 +1,5 @@
 """A run with `method = "paper"` in real processes: peers of different k stay equal, learn, and can be joined."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 @pytest.mark.nightly
 def test_peers_of_different_k_stay_equal_and_a_late_one_joins(tmp_path: Path) -> None:
-    settings = 'method = "paper"\nchunk = 32\ntop_k = 16\nbeta = 0.95\n'
-    with LocalSwarm(tmp_path, RUN.replace("METHOD", settings)) as swarm:
+    settings = '[optimizer]\nwarmup_steps = 3\nmethod = "paper"\nchunk = 32\ntop_k = 16\nbeta = 0.95\n'
+    with LocalSwarm(tmp_path, RUN + settings) as swarm:
         swarm.join("ada")
         swarm.join("bob", "--set", "vote_size=64")
         swarm.wait_step("ada", 20)

@@ -1,36 +1,30 @@
 """The network breaks in two halves and heals: at most one half goes on, and then all do, with equal states."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PLAIN_MODEL, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import digests_by_step, processes_with, toml_of_run, wait_for
 from tests.system.netns import Internet, NotHereError
 from tests.system.spread_swarm import SpreadSwarm, places_of
 
 pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 NEAR, FAR = ("ada", "bob"), ("cyd", "dan")
-RUN = f"""
-name = "partition"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 16
-min_peers = 2
-snapshot_every = 20
-deadline_ms_min = 1000
-deadline_ms_max = 10000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "partition",
+    source="DATA",
+    relay=True,
+    clock={
+        "batch_samples": 16,
+        "min_peers": 2,
+        "snapshot_every": 20,
+        "deadline_ms_min": 1000,
+        "deadline_ms_max": 10000,
+    },
+)
 SPLIT_SECONDS = 45.0
 
 

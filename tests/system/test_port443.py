@@ -4,8 +4,6 @@ The operator has the files of deploy: nginx takes coordinator and relay through 
 swarmentum-port443.service.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -137,7 +135,6 @@ def test_first_bytes_tell_where_a_connection_goes_and_its_address_stays(internet
     command = [*internet.inside("pub"), sys.executable, "-c", SERVERS, *map(str, ports)]
     with subprocess.Popen([*GUARD, str(os.getpid()), *command], stdout=subprocess.PIPE, text=True) as servers:
         try:
-            assert servers.stdout is not None
             assert servers.stdout.readline() == "ready\n"
             for port, name in zip(ports, ("", TLS_NAME, "swarm.example"), strict=True):
                 spoken = subprocess.run(

@@ -1,7 +1,5 @@
 """The code of docs/python.md, and the cells of the notebook beside it, one after the other as a reader runs them."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

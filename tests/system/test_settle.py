@@ -1,7 +1,5 @@
 """The page's elements stay while events change them: a click, the focus and a selection survive, in a real Chromium."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from functools import partial

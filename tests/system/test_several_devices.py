@@ -3,8 +3,6 @@
 Real processes: torchrun starts the ranks, gloo on the CPU carries their collective calls.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -15,32 +13,18 @@ import pytest
 
 from protos.identity import Identity
 from protos.invite import Invite
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import (
+    PATIENT,
+    LocalSwarm,
+    Process,
+    digests_by_step,
+    processes_with,
+    toml_of_run,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-RUN = f"""
-name = "ranks"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[optimizer]
-warmup_steps = 3
-METHOD
-[clock]
-steps = 100000
-batch_samples = 192
-min_peers = MIN_PEERS
-snapshot_every = 10
-deadline_ms_min = 1000
-deadline_ms_max = 20000
-[evaluation]
-every = 10
-samples = 4
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
 RANKS = 2
 INSTALLED = ("--no-python", str(Path(sys.executable).with_name("swarmentum")))
 Make = Callable[..., LocalSwarm]
@@ -51,8 +35,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
     swarms = []
 
     def start(method: str, min_peers: int = 1) -> LocalSwarm:
-        run = RUN.replace("METHOD", method).replace("MIN_PEERS", str(min_peers))
-        swarms.append(LocalSwarm(tmp_path, run))
+        clock = {"batch_samples": 192, "min_peers": min_peers, "snapshot_every": 10} | PATIENT
+        run = toml_of_run("ranks", source="DATA", clock=clock, evaluation={"every": 10, "samples": 4})
+        swarms.append(LocalSwarm(tmp_path, f"{run}[optimizer]\nwarmup_steps = 3\n{method}"))
         return swarms[0]
 
     try:

@@ -1,7 +1,5 @@
 """One `join` for several devices runs a peer for each, and the owner steers all or one. Real peers, twice on the CPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +32,7 @@ def owner(swarm: LocalSwarm, command: str, *flags: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
+@pytest.mark.long
 def test_two_devices_are_two_peers_with_a_switch_for_each(swarm: LocalSwarm) -> None:
     both = swarm.join("both", "--device", "cpu,cpu")
     for name in (FIRST, SECOND):

@@ -1,7 +1,5 @@
 """A run whose text is token shards on a web server: peers need no data of their own. Real processes, a real server."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import json
@@ -15,26 +13,15 @@ import pytest
 
 from node.data.build import Source, build
 from node.data.tokenizer import ByteTokenizer
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import LocalSwarm, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-RUN = f"""
-name = "shards"
-{PLAIN_MODEL}
-[data]
-source = "SOURCE"
-sha256 = "HASH"
-mirrors = ["http://127.0.0.1:1/nobody"]
-context = 32
-[clock]
-steps = 60
-batch_samples = 8
-min_peers = 2
-snapshot_every = 20
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "shards",
+    data={"source": "SOURCE", "sha256": "HASH", "mirrors": ["http://127.0.0.1:1/nobody"]},
+    clock={"steps": 60, "batch_samples": 8, "min_peers": 2, "snapshot_every": 20},
+)
 
 
 @pytest.fixture
@@ -79,7 +66,7 @@ def test_peers_train_on_shards_that_they_download_and_are_equal(tmp_path: Path, 
         assert 0 < len(cached) <= 5
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_stranger_s_run_downloads_nothing_that_nobody_agreed_to(tmp_path: Path, web: tuple[str, Path]) -> None:
     url, folder = web
     built = build(Source(json.__path__[0]), ByteTokenizer(), "bytes", folder / "set", shard_tokens=2048)

@@ -1,7 +1,5 @@
 """A laptop that falls asleep: every process of a peer stands still for ten minutes, and goes on without a restart."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Continued training: a model folder becomes the state that a run begins with, over the real commands. ADR 5."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,25 +11,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 from tests.unit.node.test_start_from import TINY
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-RUN = f"""
-name = "continued"
-seed = 5
-{TINY_MODEL}
-[data]
-source = "{os.__file__}"
-context = 32
-[clock]
-steps = 3
-batch_samples = 8
-min_peers = 2
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+CLOCK = {"steps": 3, "batch_samples": 8, "min_peers": 2}
+RUN = "seed = 5\n" + toml_of_run("continued", TINY_MODEL, source=os.__file__, clock=CLOCK)
 
 
 @pytest.mark.nightly

@@ -3,8 +3,6 @@
 The signals go to every process of the terminal's foreground group, p2pd's guard included, as the kernel sends them.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import select

@@ -1,7 +1,5 @@
 """Machines as people have them: a clock of 1972, a proxy in the environment, one identity on two machines. Real commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -12,22 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import SURROUNDINGS, TINY_MODEL, LocalSwarm, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, SURROUNDINGS, TINY_MODEL, LocalSwarm, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
-RUN = f"""
-name = "surrounded"
-{TINY_MODEL}
-[data]
-context = 32
-[clock]
-steps = 100000
-batch_samples = 8
-snapshot_every = 50
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("surrounded", TINY_MODEL, clock={"batch_samples": 8, "snapshot_every": 50})
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +47,8 @@ def test_a_wrong_clock_ends_no_command(swarm: LocalSwarm, time: str) -> None:
 
 
 @needs_faketime
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("time", "words"),
-    [
-        pytest.param("1972-02-22 00:00:00", "younger", marks=pytest.mark.nightly),
-        ("2037-12-01 00:00:00", "apart"),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("time", "words"), [("1972-02-22 00:00:00", "younger"), ("2037-12-01 00:00:00", "apart")])
 def test_the_doctor_names_a_wrong_clock_once(swarm: LocalSwarm, tmp_path: Path, time: str, words: str) -> None:
     done = run("doctor", swarm.link, "--home", str(tmp_path), "--listen", "127.0.0.1:0", "--json", **at(time))
     assert done.returncode == 0, (done.stdout, done.stderr)
@@ -99,7 +80,7 @@ def test_a_proxy_is_not_asked_for_a_coordinator(swarm: LocalSwarm) -> None:
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[LocalSwarm]:
     """A run of its own: the peers of another test may have ended with the only copy of its votes."""
-    swarm = LocalSwarm(tmp_path, RUN)
+    swarm = LocalSwarm(tmp_path, RUN.replace(TINY_MODEL, PLAIN_MODEL))
     yield swarm
     swarm.close()
 

@@ -3,9 +3,6 @@
 A child that draws, a peer that trains: whatever ends one of them, the terminal is as it was, and nothing is left running.
 """
 
-from __future__ import annotations
-
-import json
 import os
 import platform
 import re
@@ -19,7 +16,7 @@ import pytest
 
 from node.control.control_server import call
 from protos.invite import Invite
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, processes_with, wait_for
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, processes_with, toml_of_run, wait_for
 from tests.system.terminal import CTRL_C, Terminal, daemons_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -35,27 +32,22 @@ WAYS = (
     "ctrl-c",
     *(pytest.param(way, marks=pytest.mark.nightly) for way in ("q", "sigterm", "hang-up")),
 )
-RUN = """
-name = "seen"
+MODEL = """
 [model]
 factory = "tests.system.paced_model:make"
 [model.kwargs]
 seconds = 0.2
 [model.kwargs.config]
-""" + TINY_MODEL.partition("[model.config]")[2] + """
-[data]
-context = 32
-[clock]
-steps = STEPS
-batch_samples = 4
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""  # fmt: skip
+""" + TINY_MODEL.partition("[model.config]")[2]  # fmt: skip
+
+
+def run_of(steps: int, name: str = "seen") -> str:
+    return toml_of_run(name, MODEL, clock={"steps": steps, "batch_samples": 4})
 
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
-    swarm = LocalSwarm(tmp_path_factory.mktemp("seen"), RUN.replace("STEPS", "1000000"))
+    swarm = LocalSwarm(tmp_path_factory.mktemp("seen"), run_of(1000000))
     yield swarm
     swarm.close()
 
@@ -63,8 +55,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
 def another_run(swarm: LocalSwarm, tmp_path: Path, steps: int) -> str:
     """The link of one more run on the swarm's coordinator."""
     file = tmp_path / "another.toml"
-    run = RUN.replace('name = "seen"', f'name = "seen-{secrets.token_hex(4)}"')
-    file.write_text(run.replace("STEPS", str(steps)).replace("BOOTSTRAP", json.dumps(swarm.bootstrap[0])))
+    file.write_text(run_of(steps, f"seen-{secrets.token_hex(4)}"))
     flags = ("--home", swarm.home, "--json", "--no-layout")
     create = swarm.start("another", "coordinator", "run", "create", str(file), *flags)
     link: str = create.first_json()["invite"]

@@ -1,7 +1,5 @@
 """`--trace`: one trace a step holds what the coordinator and both peers did. A receiver that is away costs no step."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator
@@ -12,27 +10,14 @@ from typing import Any
 import pytest
 
 from protos.tracing import ids_of
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, wait_for
+from tests.system.local_swarm import LocalSwarm, Process, toml_of_run, wait_for
 from tests.system.otlp import Receiver, attributes
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra swarmentum[trace]")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra swarmentum[trace]")
 pytestmark = pytest.mark.system
 
-RUN = f"""
-name = "traced"
-{PLAIN_MODEL}
-[data]
-context = 32
-[clock]
-steps = 4
-batch_samples = 8
-min_peers = 2
-snapshot_every = 2
-strict = true
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run("traced", clock={"steps": 4, "batch_samples": 8, "min_peers": 2, "snapshot_every": 2, "strict": True})
 STEPS = 4
 AT_COORDINATOR = {"step", "report", "quorum", "write"}
 AT_PEER = {"peer", "compute", "vote", "publish", "payloads", "apply"}

@@ -3,8 +3,6 @@
 The trainers are in an environment of their own: SWARMENTUM_TEST_TRAINERS names its Python (`make .venv/.trainers` makes one).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A run whose operators have keys, with real peers: they follow the orders in the log, and `verify` names who signed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ ADA, BOB, CID = (Identity.from_seed(bytes([60 + n]) * 32) for n in range(3))
 OPERATORS = f'[operators]\nkeys = ["{ADA.peer_id}", "{BOB.peer_id}", "{CID.peer_id}"]\n'
 
 
+@pytest.mark.long
 def test_an_exclusion_a_change_and_the_end_by_two_of_three_keys(tmp_path: Path) -> None:
     for name, who in (("a.key", ADA), ("b.key", BOB)):
         (tmp_path / name).write_bytes(who.to_libp2p())

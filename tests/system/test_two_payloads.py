@@ -4,8 +4,6 @@ The offender is a real process that speaks the whole protocol; all that it does 
 honest peer that is killed in the middle of a step and comes back signs none, and stays.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,25 +17,15 @@ from node.link.client import CoordinatorClient
 from protos.errors import RefusedError
 from protos.identity import Identity
 from protos.v1 import coordinator_pb2 as pb
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import LocalSwarm, digests_by_step, processes_with, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
-RUN = f"""
-name = "two-payloads"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = 100000
-batch_samples = 16
-min_peers = 1
-deadline_ms_min = 1000
-deadline_ms_max = 5000
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "two-payloads",
+    source="DATA",
+    clock={"batch_samples": 16, "min_peers": 1, "deadline_ms_min": 1000, "deadline_ms_max": 5000},
+)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The web page of a run in a real browser, beside a real coordinator with real peers: its numbers are the log's, the browser
 checks the log itself, and finds one that somebody changed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -30,7 +28,7 @@ from protos.invite import Invite
 from protos.log import SignedEntry
 from protos.v1 import coordinator_pb2 as pb
 from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab, violations_in
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, processes_with, wait_for
+from tests.system.local_swarm import LocalSwarm, processes_with, toml_of_run, wait_for
 from tests.unit.coordinator.driver import LAYOUT
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -38,25 +36,12 @@ in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
 T = TypeVar("T")
 STEPS = 20
-RUN = f"""
-name = "page"
-{PLAIN_MODEL}
-[data]
-source = "DATA"
-context = 32
-[clock]
-steps = {STEPS}
-batch_samples = 8
-min_peers = 2
-snapshot_every = 10
-[evaluation]
-every = 10
-samples = 4
-sample_tokens = 12
-prompt = "<b>def"
-[overlay]
-bootstrap = [BOOTSTRAP]
-"""
+RUN = toml_of_run(
+    "page",
+    source="DATA",
+    clock={"steps": STEPS, "batch_samples": 8, "min_peers": 2, "snapshot_every": 10},
+    evaluation={"every": 10, "samples": 4, "sample_tokens": 12, "prompt": "<b>def"},
+)
 EVIL_NAME = "<script>window.evil=1</script>[/x]"
 EVIL = "<script>window.evil=1</script>[/x]\x1b[2J" + "\u202e" * 64
 READY = "the web page of the runs is ready"

@@ -1,7 +1,5 @@
 """What waits survives a take-over: the line before a full run, and an order of operators. Real coordinators, kill -9."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator

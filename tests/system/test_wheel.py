@@ -1,7 +1,5 @@
 """What is built can be installed: a wheel in a folder of its own runs both commands and a short demo."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

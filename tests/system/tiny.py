@@ -5,8 +5,6 @@ that is more than the test itself. A swarm of so small models takes steps as fas
 processes that start beside it. So a pass in training waits a moment, as for a GPU, and leaves the cores to them.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Final
 

@@ -5,8 +5,6 @@ function of torch's nightly builds. Here each has a stand-in; torchtitan itself,
 folder of SWARMENTUM_TEST_TITAN has its text and tokenizer. Prints how many votes counted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 The first is that of eight steps in one go, the second that of four steps, the trainer's own checkpoint, and four more.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Runs where accelerate is installed, which this repository's environment does not have (Makefile: `.venv/.trainers`).
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,8 +1,6 @@
 """`python -m tests.system.two_faced_peer INVITE HOME`: a peer as `swarmentum join` starts it, which gossips a second
 announcement for each step, of a payload that it holds, too."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A web server of one folder that knows byte ranges, as nginx does, and that can lie, end early or know no ranges."""
 
-from __future__ import annotations
-
 import http.server
 import re
 import threading

@@ -1,7 +1,5 @@
 """What happens to a run, in words: one line an event, its effects below it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from coordinator.clock import effects, events, records

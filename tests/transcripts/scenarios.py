@@ -1,7 +1,5 @@
 """The six rounds. Peers: ada (80 ms a step), bob (110 ms), cid (140 ms), dan; virtual time, no chance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from coordinator.clock.events import Reported

@@ -1,7 +1,5 @@
 """The machine does what the transcripts say, line for line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

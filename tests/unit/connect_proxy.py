@@ -1,7 +1,5 @@
 """A small HTTP proxy for tests: it answers CONNECT, and leads each name and port to a port of this machine."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

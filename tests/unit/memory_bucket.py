@@ -1,7 +1,5 @@
 """fsspec's own file system in memory, in place of a bucket: a new and empty one each time."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """A disk of a few megabytes for tests that fill it: a real file system in memory. Needs root, and skips without."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a run shows at its end."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -215,6 +215,7 @@ def join(
         configure_logging(as_json=False, target=sys.stderr)
     return Joined(link, model, chosen, reads=not own_data, loss=loss)
 
+
 _NONE: tuple[int | None, int] = None, 0
 
 

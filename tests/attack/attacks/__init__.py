@@ -1,7 +1,5 @@
 """One module for each attack; every module has one `ATTACK`."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

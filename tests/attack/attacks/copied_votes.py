@@ -1,7 +1,5 @@
 """Several identities name one payload as theirs: votes that were computed once would count many times."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

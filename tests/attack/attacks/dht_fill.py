@@ -1,7 +1,5 @@
 """Thousands of invented keys in a node of the DHT, for ten years: memory that nobody gives back."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import tempfile

@@ -1,7 +1,5 @@
 """Sums of votes from strangers: two equal ones would count, if they came from aggregators."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

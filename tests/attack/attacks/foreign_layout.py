@@ -1,7 +1,5 @@
 """A stranger joins first, with a parameter layout that no model has: everybody else would be refused for good."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

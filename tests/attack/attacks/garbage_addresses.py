@@ -1,7 +1,5 @@
 """Addresses that are none, that lead to somebody else, or that fill the list of every joiner."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 

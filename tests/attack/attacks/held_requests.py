@@ -1,7 +1,5 @@
 """Calls whose request never comes: gRPC counts them, and none of our code sees them before the request is there."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """TCP connections that say nothing: each takes a descriptor of the coordinator until its handshake is given up."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """Joins that name an owner of a million characters whose marks stand in the worst order for Unicode's forms. One such name
 stopped the clock for minutes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

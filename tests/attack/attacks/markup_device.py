@@ -1,7 +1,5 @@
 """A peer whose device is markup and escape codes: it reached terminals, and crashed `status`."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Hostile requests from a client that shares no code with us: Node's `@grpc/grpc-js`, from the .proto files alone."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

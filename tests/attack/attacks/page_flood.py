@@ -1,7 +1,5 @@
 """Pages of the log, hundreds at a time: each page was read by the thread that writes the clock's journal."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

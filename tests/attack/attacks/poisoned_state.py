@@ -1,7 +1,5 @@
 """Fake identities elect a state and a snapshot that nobody computed (the first two findings of the red team's report)."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

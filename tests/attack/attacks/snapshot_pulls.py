@@ -1,7 +1,5 @@
 """The agreed snapshot, pulled as fast as it comes: serving it took a peer's core and link from the members' votes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Streams of reports whose answers nobody reads: free identities with sessions, masks of everything, and hashes of nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

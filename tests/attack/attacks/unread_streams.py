@@ -1,7 +1,5 @@
 """Blob streams that ask and never read: they held every serving slot of a peer."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Measurements of an upload that nobody needs: identities are free, and a peer that takes test bytes pays for them (ADR 50)."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

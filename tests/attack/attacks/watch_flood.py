@@ -1,7 +1,5 @@
 """As many health `Watch` streams on one connection as the coordinator takes: each held a place that peers' calls need."""
 
-from __future__ import annotations
-
 import time
 
 import grpc

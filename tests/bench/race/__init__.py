@@ -8,8 +8,6 @@ is a row with the reason. Each row is a line of a file beside the picture: an in
 well is run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

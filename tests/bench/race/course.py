@@ -4,8 +4,6 @@ Whatever happens, no process is left: the namespaces are removed with all that r
 ends with an error, is a result with the reason. Every wait has a deadline.
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable

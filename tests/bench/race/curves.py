@@ -1,7 +1,5 @@
 """What a race comes to, from what its peers wrote and what the interfaces counted. Pure: values in, values out."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

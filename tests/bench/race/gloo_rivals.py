@@ -1,7 +1,5 @@
 """Rivals over torch.distributed and gloo: DDP with AdamW, and DiLoCo. One process is one peer."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from datetime import timedelta

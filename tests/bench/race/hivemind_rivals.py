@@ -16,8 +16,6 @@ others' parts. In a plain loop peers lost each other here within seconds: the fi
 alone, and the others loaded its state again and again.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

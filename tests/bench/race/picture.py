@@ -1,7 +1,5 @@
 """The race as a picture: smoothed loss against seconds and against bytes. Labels stand in a legend below, never on a line."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final

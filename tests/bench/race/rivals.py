@@ -4,8 +4,6 @@
 an entry to `RIVALS`.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time

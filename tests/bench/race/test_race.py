@@ -1,7 +1,5 @@
 """The race's pure parts on made-up peers; and, at night, a short race of two rivals in real namespaces."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Ends with its parent (node/overlay/guard.py starts it). Exit code 0: it ran to its end and rank 0 left the weights.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Archives: what is kept can be replayed; whatever is changed in them is found, at its step, with whose word it was."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

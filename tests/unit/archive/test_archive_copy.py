@@ -1,7 +1,5 @@
 """An archive in a mirror is verified from there: over a real web server, after a break, and against a mirror that lies."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

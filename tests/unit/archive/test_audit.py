@@ -1,7 +1,5 @@
 """What an auditor reads of a log: presence, exclusions with their evidence, changes; the same bytes each time."""
 
-from __future__ import annotations
-
 import base64
 import json
 from dataclasses import replace

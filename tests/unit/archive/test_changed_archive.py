@@ -1,7 +1,5 @@
 """Settings that the operator changed, in an archive: `verify` says them, and finds those that a run cannot have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`verify` says OK to what the log confirms, and to nothing else: archives that a forger would make."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The signed end of a run in its archive: `verify` says it, and finds a log that does not end there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

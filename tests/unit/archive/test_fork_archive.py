@@ -1,7 +1,5 @@
 """The archive of a fork: it is replayed from the state that its genesis names, and from no other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The control door of a peer: real sockets, its file, and callers that have no right to it."""
 
-from __future__ import annotations
-
 import json
 import socket
 import stat

@@ -1,7 +1,5 @@
 """The length of a pause, and the pause's end."""
 
-from __future__ import annotations
-
 import math
 from datetime import datetime
 

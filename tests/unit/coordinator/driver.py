@@ -4,8 +4,6 @@
 are taken, a stream that loses a message breaks and is opened again, gossip may simply be lost.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import itertools
@@ -171,6 +169,24 @@ class Harness:
         self.run = run
         self.check()
         return effects
+
+    def comes(self, *numbers: int, at: int | None = None, layout: bytes = LAYOUT) -> None:
+        """Each of these peers joins, follows, and tells the state after step `at`."""
+        for number in numbers:
+            self.feed(joined(number, layout))
+            self.feed(Connected(key(number)))
+            if at is not None:
+                self.applies(at, number)
+
+    def applies(self, step: int, *numbers: int) -> None:
+        """Each of these peers tells the state after a step."""
+        for number in numbers:
+            self.feed(Reported(key(number), applied=((step, digest_of(step)),)))
+
+    def late(self) -> None:
+        """The deadline of the open step comes."""
+        self.now = self.run.step.deadline_at_ms
+        self.feed(TimerFired())
 
     def restart(self) -> None:
         """Kill -9 and start again from the journal."""
@@ -514,7 +530,6 @@ class Swarm(Harness):
         self.after(peer.compute_ms, lambda: self._publish(peer, tick) if peer.life == life else None)
 
     def _hear_entry(self, peer: PlayedPeer, entry: Entry | None) -> None:
-        assert entry is not None
         if entry.step != len(peer.log) + 1:
             assert entry.step <= len(peer.log), "the stream skipped an entry"
             return

@@ -1,7 +1,5 @@
 """Who may join, apart from tickets (`test_tickets.py`) and what the operator decides (`test_peers.py`)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from coordinator.clock import admission

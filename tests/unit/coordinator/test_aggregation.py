@@ -1,7 +1,5 @@
 """Who adds a step's votes up, whose sum counts, and what happens where they lie, are silent, or go."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -36,7 +34,6 @@ RIGHT, WRONG = (Aggregate(sha(name), 64) for name in ("right", "wrong"))
 
 def named_sum(aggregate: Aggregate | None) -> Aggregate:
     """The sum that an entry names, as its aggregators sent it."""
-    assert aggregate is not None
     assert aggregate.payloads_sha256, "the entry has one hash for all payloads"
     return replace(aggregate, payloads_sha256=b"")
 
@@ -61,9 +58,7 @@ def opened(peers: int = 8, *, anchored: bool = False, **more: Any) -> Harness:
         harness.feed(JoinAsked(ANCHOR, "cpu", 100, LAYOUT, (), anchor=True))
         harness.feed(Connected(ANCHOR))
     for number in range(peers):
-        harness.feed(joined(number))
-        harness.feed(Connected(key(number)))
-        harness.feed(Reported(key(number), applied=((0, digest_of(0)),)))
+        harness.comes(number, at=0)
     for number in range(peers):
         harness.feed(Reported(key(number), snapshots=(snapshot_at(0),)))
     if anchored:
@@ -260,9 +255,7 @@ def test_a_coordinator_that_starts_again_asks_again() -> None:
     before = vote(harness, *range(8))
     harness.restart()
     for number in range(8):
-        harness.feed(joined(number))
-        harness.feed(Connected(key(number)))
-        harness.feed(Reported(key(number), applied=((0, digest_of(0)),)))
+        harness.comes(number, at=0)
     again = vote(harness, *range(8))
     assert harness.ticks[-1].attempt == 1, "who has not come back yet has not left"
     assert again[0].contributions == before[0].contributions

@@ -1,7 +1,5 @@
 """Backups: made while steps go on; a restored coordinator opens no step until its log is whole. Real gRPC, real journals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -59,7 +57,6 @@ async def test_a_restored_coordinator_waits_for_the_entries_that_it_lacks(tmp_pa
             await peer.ready(1)
         await eventually(lambda: "restored from a backup" in here.runtime.run.reason)
         opened = here.runtime.run.step  # step 2 was open when the backup was made
-        assert opened is not None
         tick = log_pb2.Tick(step=opened.tick.step, parent_hash=opened.tick.parent_hash)
         for peer in swarm:  # all that an entry needs: without the mark, a second entry 2 would be signed now
             assert await peer.contribute(tick, swarm) == []

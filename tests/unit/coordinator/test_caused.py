@@ -1,7 +1,5 @@
 """Log lines that strangers cause have a rate, and say how many were left out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """The coordinator's certificate holds for any clock, and a proxy comes between only where it has to: real TLS in processes with
 another time or environment."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

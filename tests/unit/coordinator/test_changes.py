@@ -1,7 +1,5 @@
 """Settings that the operator changes in a pause: the rule, the journal, the entries, the commands. ADR 44."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +7,6 @@ import pytest
 
 from coordinator.clock.events import (
     ChangeAsked,
-    Connected,
     DecayAsked,
     EntriesReturned,
     PauseAsked,
@@ -23,7 +20,7 @@ from protos.changes import settings_of, values_of
 from protos.errors import OperatorError, RefusedError
 from protos.log import lr_from_bits, open_entry
 from protos.optimizer_config import OptimizerConfig
-from tests.unit.coordinator.driver import Harness, digest_of, joined, key, snapshot_at
+from tests.unit.coordinator.driver import Harness, joined, key, snapshot_at
 from tests.unit.coordinator.serving import COORDINATOR, operated, peers, served
 from tests.unit.coordinator.test_machine import opened_together
 from tests.unit.coordinator.test_peers import decide
@@ -53,10 +50,7 @@ def change(harness: Harness, **values: object) -> None:
 
 def come_back(harness: Harness) -> None:
     harness.restart()
-    for n in range(3):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
-        harness.feed(Reported(key(n), applied=((harness.run.head_step, digest_of(harness.run.head_step)),)))
+    harness.comes(*range(3), at=harness.run.head_step)
 
 
 def named(harness: Harness) -> list[dict[str, object]]:

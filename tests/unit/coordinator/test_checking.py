@@ -1,7 +1,5 @@
 """`run check`: mistakes with their lines, all at once; what a run costs; one name, one run. `health`. Mostly without torch."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -14,8 +12,10 @@ from coordinator import __main__ as command
 from coordinator.commands import checking, planning
 from coordinator.commands.checking import checked, cost_of, curve, findings_of, rows_of
 from coordinator.commands.planning import NOT_INSTALLED, text_of
+from node.commands.model_layout import TookTooLongError, layout_of, limited
 from node.model.dry_run import dry_run
 from node.model.spec import ModelSpec
+from protos import toml_file
 from protos.errors import NetworkError, OperatorError, Refusal
 from protos.model_config import LayoutFacts
 from protos.optimizer_config import OptimizerConfig
@@ -40,6 +40,7 @@ mode = "allow_list"
 """
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(WRONG)
@@ -52,6 +53,16 @@ def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
     assert "raise it to 128" in lines[1]
     assert "not shorter than the run of 5" in lines[2]
     assert "nobody can join" in lines[3]
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `swarmentum layout` says of a model, without the seconds in which its process loads torch."""
+
+    def layout(file: Path, *, allow_code: bool, told: object) -> tuple[LayoutFacts, str]:
+        return layout_of(toml_file.load(file, RunConfig), allow_code=allow_code), ""
+
+    monkeypatch.setattr(checking, "layout_of_run", layout)
 
 
 OWN = """[data]
@@ -146,6 +157,7 @@ def test_a_mistake_of_the_text_is_told_without_a_process_that_loads_torch(
 BIG = '[model.config]\nmodel_type = "llama"\nhidden_size = 1048576\nnum_hidden_layers = 1000\n'
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_model_that_no_snapshot_holds_is_counted_before_it_is_built(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(BIG)
@@ -240,8 +252,6 @@ def test_a_model_that_was_not_run_is_never_called_sound(tmp_path: Path, monkeypa
 
 
 def test_the_limit_of_computing_ends_a_pass_that_does_not_end() -> None:
-    from node.commands.model_layout import TookTooLongError, limited
-
     def forever() -> None:
         dry_run(ModelSpec(factory=f"{__name__}:Slow"), 256, 32)
 
@@ -249,6 +259,7 @@ def test_the_limit_of_computing_ends_a_pass_that_does_not_end() -> None:
         forever()
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -268,6 +279,7 @@ def test_runs_in_which_every_donor_would_fail_are_refused(text: str, says: str, 
     assert says in str(done.exception)
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -283,6 +295,7 @@ def test_models_that_cannot_be(config: str, says: str, tmp_path: Path) -> None:
         checked(file)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_short_run_with_the_default_warm_up_is_no_mistake(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[clock]\nsteps = 5\n")
@@ -355,6 +368,7 @@ def test_the_curve_of_a_rate_that_stays_and_then_decays() -> None:
     assert curve(RunConfig(name="x", clock=ClockConfig(steps=100), optimizer=optimizer), 11) == "▂████████▃▁"
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_decay_that_is_longer_than_its_run_is_a_mistake(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[optimizer]\nschedule = "wsd"\nwarmup_steps = 60\ndecay_steps = 50\n[clock]\nsteps = 100\n')

@@ -1,7 +1,5 @@
 """A checkpoint and the records after it say what all records say; one that does not fit is skipped."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Of an address with too many connections the idle ones end, and nobody else's."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A coordinator's home in which something is damaged or gone: named, with what to do; one bad run keeps no other down."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.clock.events import Connected, Reported
+from coordinator.clock.events import Reported
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import tls
 from coordinator.serving.hub import Hub
@@ -22,7 +20,7 @@ from protos.errors import OperatorError
 from protos.log import run_id_of
 from protos.run_config import RunConfig
 from protos.v1 import log_pb2
-from tests.unit.coordinator.driver import Harness, config, digest_of, joined, key, snapshot_at
+from tests.unit.coordinator.driver import Harness, config, digest_of, key, snapshot_at
 from tests.unit.coordinator.serving import COORDINATOR
 
 
@@ -47,8 +45,7 @@ def test_a_key_of_another_certificate_is_named(tmp_path: Path) -> None:
 def made(journal: Journal, name: str) -> bytes:
     """A run with a few records."""
     harness = Harness(config())
-    harness.feed(joined(0))
-    harness.feed(Connected(key(0)))
+    harness.comes(0)
     harness.feed(Reported(key(0), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
     genesis = log_pb2.Genesis(
         config_json=harness.settings.model_copy(update={"name": name}).canonical_json(),

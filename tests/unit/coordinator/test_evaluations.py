@@ -1,13 +1,11 @@
 """Held-out losses at the coordinator: who may report, what journal and log keep, and that they change nothing. ADR 53."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coordinator.clock.events import Connected, EntriesReturned, FinishAsked, Reported, WithdrawalAsked
+from coordinator.clock.events import EntriesReturned, FinishAsked, Reported, WithdrawalAsked
 from coordinator.clock.records import EntryCommitted
 from coordinator.clock.state import EVALUATED_STEPS_KEPT
 from coordinator.serving.metrics import Metrics
@@ -18,7 +16,7 @@ from protos.evaluation import Evaluation, figures, seal_evaluation
 from protos.run_config import EvaluationConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, log_pb2
-from tests.unit.coordinator.driver import RUN_ID, Harness, digest_of, joined, key, snapshot_at
+from tests.unit.coordinator.driver import RUN_ID, Harness, joined, key, snapshot_at
 from tests.unit.coordinator.serving import identity, peers, served
 from tests.unit.coordinator.test_machine import opened_together
 from tests.unit.coordinator.test_peers import decide
@@ -63,10 +61,7 @@ def test_figures_are_in_the_next_entry_once_and_survive_a_crash() -> None:
     assert replace(harness.run, evaluations={}, unlogged=()) == before, "they change nothing else"
     harness.restart()
     assert harness.run.unlogged == (first, second)
-    for n in range(3):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
-        harness.feed(Reported(key(n), applied=((2, digest_of(2)),)))
+    harness.comes(*range(3), at=2)
     decide(harness, 0, 1, 2)
     decide(harness, 0, 1, 2)
     assert [entry.evaluations for entry in harness.entries] == [(), (), (first, second), ()]

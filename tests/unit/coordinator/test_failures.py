@@ -1,7 +1,5 @@
 """What strangers say that keeps them from joining: counted by reason and version, within bounds, and shown. ADR 21."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

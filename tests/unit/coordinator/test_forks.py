@@ -1,7 +1,5 @@
 """`run fork`: which state it takes, which settings it keeps, and what the run is to the machine."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.clock import machine
-from coordinator.clock.events import Connected, Reported
+from coordinator.clock.events import Reported
 from coordinator.clock.records import SnapshotFact, Withdrawn
 from coordinator.clock.state import Phase
 from coordinator.commands.forks import Parent, _without_its_authorities, changes_of, forked
@@ -31,7 +29,6 @@ from tests.unit.coordinator.driver import (
     Swarm,
     config,
     digest_of,
-    joined,
     key,
     sha,
     snapshot_at,
@@ -105,7 +102,6 @@ async def test_a_fork_by_the_operator_names_the_state_and_keeps_the_settings(tmp
     )
     assert listed[run_id.hex()]["fork"] is None
     start = start_of(genesis)
-    assert start is not None
     assert (start.run_id, start.coordinator, start.step) == (run_id, COORDINATOR.public_key, 20)
     assert start.state_digest == digest_of(20)
     assert genesis.layout_digest == LAYOUT
@@ -201,9 +197,7 @@ def begun(settings: RunConfig) -> Harness:
 
 
 def comes(harness: Harness, number: int) -> None:
-    harness.feed(joined(number))
-    harness.feed(Connected(key(number)))
-    harness.feed(Reported(key(number), applied=((0, digest_of(0)),)))
+    harness.comes(number, at=0)
 
 
 def test_a_fork_needs_no_agreement_on_its_initial_state_and_knows_who_has_it() -> None:
@@ -237,7 +231,6 @@ def test_a_run_whose_peers_all_have_nan_says_how_to_go_back() -> None:
     swarm.play(
         lambda: swarm.run.head_step >= 13 and swarm.run.step is not None and swarm.run.snapshot == snapshot_at(10)
     )
-    assert swarm.run.step is not None
     step = swarm.run.step.tick.step
     for n in range(2):
         swarm.feed(Reported(key(n), abstained=(step, "the gradient is not finite")))

@@ -1,7 +1,5 @@
 """A full disk at the coordinator: one error, a metric, a reason for everybody; nothing lost, and the run goes on with room."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

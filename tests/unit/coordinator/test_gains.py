@@ -1,7 +1,5 @@
 """What votes gain, on their author's samples and on others': it finds votes that fit every other figure and teach nothing."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The journal on a real SQLite file: order, restart, the same bytes for ever, and a database that fails."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

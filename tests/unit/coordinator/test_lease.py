@@ -1,7 +1,5 @@
 """The lease and the fence, against a real PostgreSQL server; the arithmetic of a lease without one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 
@@ -75,12 +73,10 @@ def test_one_holds_it_until_it_ends_or_is_given_back(place: Place) -> None:
     assert other.acquire() is None
     assert one.acquire() is None, "who holds it renews it"
     renewed = one.renew(held)
-    assert renewed is not None
     assert renewed.token == held.token
     assert renewed.until > held.until
     one.release(renewed)
     taken = other.acquire()
-    assert taken is not None
     assert taken.token == held.token + 1
     assert one.renew(renewed) is None
     one.release(renewed)  # no longer its own
@@ -130,14 +126,12 @@ def test_a_stalled_holder_writes_nothing(place: Place) -> None:
     swarm.finish()
     records = [r for r in swarm.journal if isinstance(r, TickOpened)]
     held = one.acquire()
-    assert held is not None
     old = place.journal()
     stalled = old.fenced(held.token)
     stalled.create_run(run_id, genesis)
     stalled.append(run_id, records[0])
     one.release(held)
     taken = other.acquire()
-    assert taken is not None
     acting = place.journal().fenced(taken.token)
     with pytest.raises(FencedError):
         stalled.append(run_id, records[1])
@@ -154,7 +148,6 @@ def test_a_write_holds_no_lock_when_it_is_done(place: Place) -> None:
     """A coordinator that is stopped right after a write must not keep the lease's row."""
     one, other = place.lease(0), place.lease(1)
     held = one.acquire()
-    assert held is not None
     journal = place.journal().fenced(held.token)
     with journal._writing() as connection:  # stopped in the middle of what it thinks is a transaction
         connection.execute(sa.text("SELECT token FROM lease FOR SHARE"))
@@ -167,14 +160,12 @@ def test_a_stalled_holder_gives_no_ticket_away(place: Place) -> None:
     one, other = place.lease(0), place.lease(1)
     run_id, ticket = bytes([3]) * 32, Ticket(b"t" * 16, 5, 1, "späß")
     held = one.acquire()
-    assert held is not None
     old = place.journal()
     stalled = old.fenced(held.token)
     stalled.create_run(run_id, log_pb2.Genesis(config_json="{}"))
     stalled.append(run_id, TicketMade(ticket))
     one.release(held)
     taken = other.acquire()
-    assert taken is not None
     acting = place.journal().fenced(taken.token)
     acting.append(run_id, TicketUsed(ticket.ticket_id, bytes([1]) * 32))
     with pytest.raises(FencedError):
@@ -191,7 +182,6 @@ def test_a_stalled_holder_neither_keeps_nor_drops_a_checkpoint(place: Place) -> 
     one, other = place.lease(0), place.lease(1)
     run_id = bytes([4]) * 32
     held = one.acquire()
-    assert held is not None
     old = place.journal()
     stalled = old.fenced(held.token)
     stalled.create_run(run_id, log_pb2.Genesis(config_json="{}"))
@@ -199,7 +189,6 @@ def test_a_stalled_holder_neither_keeps_nor_drops_a_checkpoint(place: Place) -> 
         stalled.keep(run_id, Checkpoint(number, bytes(32), b"of the first"))
     one.release(held)
     taken = other.acquire()
-    assert taken is not None
     acting = place.journal().fenced(taken.token)
     acting.keep(run_id, Checkpoint(40, bytes(32), b"of the second"))
     with pytest.raises(FencedError):

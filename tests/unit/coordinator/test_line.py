@@ -1,7 +1,5 @@
 """The line before a full run: the rules on values, then over gRPC with a restart of the coordinator."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -209,14 +207,12 @@ def test_the_expected_wait_follows_from_the_pace_at_which_places_became_free() -
     for at, key in ((4, ADA), (10, ADA), (20, BOB)):  # a peer that asks again is called once
         after = asked(line, key, "", 2, BLOCK, at * minute).line
         pace, line = moved(pace, line, after, at * minute), dict(after)
-    assert pace is not None
     assert pace.called_ms == (4 * minute, 20 * minute)
     said = "expected wait: about 30 min, at the pace of the last 2 places that became free"
     assert expected(pace, 3, 20 * minute) == said
     assert moved(pace, line, {}, 21 * minute) is None, "the next line begins anew"
     for at in range(CALLS_KEPT + 4):
         pace = moved(pace, {}, {bytes([at]): QueuedPeer("", at, at * minute)}, at * minute)
-    assert pace is not None
     assert len(pace.called_ms) == CALLS_KEPT
     assert expected(pace, 2, (CALLS_KEPT + 4) * minute).startswith("expected wait: about 2 min,")
 

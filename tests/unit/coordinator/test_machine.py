@@ -1,7 +1,5 @@
 """Any event in any state moves to a known state or refuses; what was announced survives a crash between any two effects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -218,12 +216,9 @@ def test_crash_between_any_two_effects(clock: object, events: list[tuple[str, in
     assert run.head_step >= max((e.step for e in told if isinstance(e, SendEntry)), default=0)
     ticks = [effect.tick for effect in told if isinstance(effect, SendTick)]
     if ticks and ticks[-1].step == run.head_step + 1:
-        assert run.step is not None
         assert run.step.tick == ticks[-1]
     agreed = [e.snapshot for e in told if isinstance(e, SendNotice) and e.kind is NoticeKind.SNAPSHOT]
     if agreed:
-        assert run.snapshot is not None
-        assert agreed[-1] is not None
         assert run.snapshot.step >= agreed[-1].step
     # It goes on to the end: with its old peers, whatever it was doing.
     swarm.feed(ResumeAsked())
@@ -279,8 +274,7 @@ def opened(peers: int = 3, **clock: object) -> Harness:
     """A run with `peers` ready peers whose first step is open."""
     harness = Harness(config(min_peers=peers, snapshot_every=2, **clock))
     for n in range(peers):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
+        harness.comes(n)
         harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
     assert harness.run.phase is Phase.OPEN
     assert len(harness.run.roster) == peers
@@ -299,10 +293,7 @@ def opened_together(
     sections = {"optimizer": optimizer, "evaluation": evaluation, "operators": operators}
     update = {name: section for name, section in sections.items() if section is not None}
     harness = Harness(settings.model_copy(update=update))
-    for n in range(peers):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
-        harness.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+    harness.comes(*range(peers), at=0)
     for n in range(peers):
         harness.feed(Reported(key(n), snapshots=(snapshot_at(0),)))
     assert len(harness.run.roster) == peers
@@ -322,10 +313,7 @@ def contribute(harness: Harness, *numbers: int, holders: tuple[int, ...] | None 
 
 def test_first_step_needs_an_agreed_initial_state() -> None:
     harness = Harness(config(min_peers=2))
-    for n in range(2):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
-        harness.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+    harness.comes(*range(2), at=0)
     assert harness.run.phase is Phase.WAITING
     assert "initial state" in harness.run.reason
     harness.feed(Reported(key(0), snapshots=(snapshot_at(0),)))
@@ -337,13 +325,11 @@ def test_first_step_needs_an_agreed_initial_state() -> None:
 def test_two_initial_states_wait_with_the_reason_until_one_has_a_majority() -> None:
     harness = Harness(config(min_peers=2))
     for n in range(2):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
+        harness.comes(n)
         harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0, n),)))
     assert harness.run.snapshot is None, "no tie is broken"
     assert "2 different initial states" in harness.run.reason
-    harness.feed(joined(2))
-    harness.feed(Connected(key(2)))
+    harness.comes(2)
     harness.feed(Reported(key(2), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0, 1),)))
     assert harness.run.snapshot == snapshot_at(0, 1)
     resyncs = [e for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.RESYNC]
@@ -353,8 +339,7 @@ def test_two_initial_states_wait_with_the_reason_until_one_has_a_majority() -> N
 
 def test_the_layout_is_that_of_the_agreed_initial_state_not_of_the_first_to_join() -> None:
     harness = Harness(config(min_peers=2))
-    harness.feed(joined(9, sha("somebody else's")))
-    harness.feed(Connected(key(9)))
+    harness.comes(9, layout=sha("somebody else's"))
     for n in range(2):
         harness.feed(joined(n))
         assert not harness.refusals
@@ -378,10 +363,8 @@ def test_who_is_paused_is_not_waited_for_and_is_back_in_the_next_step() -> None:
     harness = opened_together(4)
     harness.feed(Reported(key(3), paused=True))
     contribute(harness, 0, 1, 2)
-    for n in range(3):
-        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    harness.applies(1, *range(3))
     assert harness.run.head_step == 1, "the open step waits for no peer that its owner paused"
-    assert harness.run.step is not None
     assert set(harness.run.step.tick.places) == {key(0), key(1), key(2)}
     assert (harness.run.peers[key(3)].missed, harness.run.peers[key(3)].pace) == (0.0, 1.0), "a wish is no fault"
     digest_1 = ((1, digest_of(1)),)
@@ -408,9 +391,7 @@ def test_a_run_whose_peers_are_all_paused_says_so_and_goes_on_with_the_first_tha
         harness.feed(Reported(key(n), paused=True))
     assert "paused by their owners" in harness.run.reason
     assert "diverged" not in harness.run.reason
-    assert harness.run.step is not None
-    harness.now = harness.run.step.deadline_at_ms
-    harness.feed(TimerFired())
+    harness.late()
     for n in range(3):
         harness.feed(Reported(key(n), paused=False))
     contribute(harness, 0, 1, 2)
@@ -420,12 +401,10 @@ def test_a_run_whose_peers_are_all_paused_says_so_and_goes_on_with_the_first_tha
 def test_in_a_full_run_a_long_pause_gives_its_place_to_a_peer_that_comes() -> None:
     harness = opened(3, max_peers=3)
     harness.feed(Reported(key(2), paused=True))
-    harness.feed(joined(3))
-    harness.feed(Connected(key(3)))
+    harness.comes(3)
     assert key(3) not in harness.run.peers, "a short pause keeps the place"
     harness.now += admission.PAUSED_MS_MAX + 1
-    harness.feed(joined(3))
-    harness.feed(Connected(key(3)))
+    harness.comes(3)
     assert harness.run.peers[key(3)].phase is PeerPhase.SYNCING
     assert harness.run.peers[key(2)].phase is PeerPhase.ABSENT
 
@@ -435,7 +414,6 @@ def test_holding_of_another_step_does_not_count() -> None:
     stale = tuple((7, key(n), sha("old", n, m)) for n in range(3) for m in range(3))
     for n in range(3):
         harness.feed(Reported(key(n), holdings=stale))
-    assert harness.run.step is not None
     assert not any(harness.run.step.held.values())
     assert not harness.run.step.named
     contribute(harness, 0, 1, 2)
@@ -457,9 +435,7 @@ def test_deadline_closes_without_the_missing_and_returns_their_samples() -> None
     harness = opened()
     contribute(harness, 0, 1)
     assert harness.run.head_step == 0
-    assert harness.run.step is not None
-    harness.now = harness.run.step.deadline_at_ms
-    harness.feed(TimerFired())
+    harness.late()
     assert harness.run.head_step == 1
     assert sum(len(part) for part in harness.entries[0].returned_samples) > 0
 
@@ -467,7 +443,6 @@ def test_deadline_closes_without_the_missing_and_returns_their_samples() -> None
 def test_an_author_whose_payload_too_few_held_is_told_how_many() -> None:
     harness = opened(4)
     contribute(harness, 0, 1, 2, holders=(0, 1, 2))
-    assert harness.run.step is not None
     contribute(harness, 3, holders=(3,))
     harness.now = harness.run.step.deadline_at_ms
     took = (harness.now - harness.run.step.opened_ms) / 1000
@@ -506,11 +481,8 @@ def test_a_newcomer_that_is_too_slow_gets_less_and_less_holds_up_fewer_steps_and
         contribute(harness, 0, 1)
         waited.append(harness.run.head_step < tick.step)
         if waited[-1]:
-            assert harness.run.step is not None
-            harness.now = harness.run.step.deadline_at_ms
-            harness.feed(TimerFired())
-        for n in range(3):
-            harness.feed(Reported(key(n), applied=((tick.step, digest_of(tick.step)),)))
+            harness.late()
+        harness.applies(tick.step, *range(3))
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == 64 // 3
     assert shares[6] == 1
@@ -531,13 +503,11 @@ def test_who_comes_right_before_the_deadline_each_time_does_not_move_it() -> Non
         tick, began = harness.ticks[-1], harness.now
         harness.now += 400
         contribute(harness, 0, 1)
-        assert harness.run.step is not None
         harness.now = harness.run.step.deadline_at_ms - 1
         contribute(harness, 0, 1, 2)
         took.append(harness.now - began)
         assert key(2) in {c.public_key for c in harness.entries[-1].contributions}
-        for n in range(3):
-            harness.feed(Reported(key(n), applied=((tick.step, digest_of(tick.step)),)))
+        harness.applies(tick.step, *range(3))
     assert took[-1] == 600 - 1
 
 
@@ -563,8 +533,7 @@ def steps_of(harness: Harness, steps: int, arrivals: dict[int, int]) -> tuple[li
         assert harness.run.head_step == tick.step
         took.append(harness.now - began)
         votes.append(len(harness.entries[-1].contributions))
-        for n in range(len(harness.run.peers)):
-            harness.feed(Reported(key(n), applied=((tick.step, digest_of(tick.step)),)))
+        harness.applies(tick.step, *range(len(harness.run.peers)))
     return took, votes
 
 
@@ -612,9 +581,7 @@ def test_deadline_without_a_quorum_keeps_the_step_and_asks_again(contributors: t
     harness = opened()
     contribute(harness, *contributors)
     for _ in range(3):
-        assert harness.run.step is not None
-        harness.now = harness.run.step.deadline_at_ms
-        harness.feed(TimerFired())
+        harness.late()
     assert harness.run.head_step == 0
     assert harness.timer is not None
     contribute(harness, 0, 1, 2)
@@ -623,7 +590,6 @@ def test_deadline_without_a_quorum_keeps_the_step_and_asks_again(contributors: t
 
 def test_timer_that_fires_early_is_set_again() -> None:
     harness = opened()
-    assert harness.run.step is not None
     harness.now = harness.run.step.deadline_at_ms - 1
     harness.feed(TimerFired())
     assert harness.timer == harness.run.step.deadline_at_ms
@@ -651,8 +617,7 @@ def test_restart_first_peer_back_does_not_close_alone() -> None:
     harness = opened()
     tick = harness.ticks[-1]
     harness.restart()
-    harness.feed(joined(0))
-    harness.feed(Connected(key(0)))
+    harness.comes(0)
     claim = claim_of(tick, 0)
     harness.feed(Reported(key(0), claim=claim, holdings=((1, key(0), claim.payload_sha256),)))
     assert harness.run.head_step == 0
@@ -664,8 +629,7 @@ def test_restart_first_reporter_does_not_fix_the_digest() -> None:
     contribute(harness, 0, 1, 2)
     harness.restart()
     for n, digest in ((2, sha("damaged")), (0, digest_of(1)), (1, digest_of(1))):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
+        harness.comes(n)
         harness.feed(Reported(key(n), applied=((1, digest),)))
     assert harness.run.agreed_digests[1] == digest_of(1)
     resyncs = [e.to for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.RESYNC]
@@ -686,8 +650,7 @@ def test_minority_digest_is_told_to_resync_and_comes_back() -> None:
 def test_diverged_states_of_one_report_count_once() -> None:
     harness = opened()
     contribute(harness, 0, 1, 2)
-    for n in (0, 1):
-        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    harness.applies(1, 0, 1)
     contribute(harness, 0, 1, 2)
     effects = harness.feed(Reported(key(2), applied=((1, sha("x")), (2, sha("y")))))
     assert [e.kind for e in effects if isinstance(e, SendNotice)] == [NoticeKind.RESYNC]
@@ -698,11 +661,9 @@ def test_strangers_do_not_vote_on_the_digest() -> None:
     harness = opened(3, max_peers=10)
     contribute(harness, 0, 1, 2)
     for n in (5, 6, 7, 8):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
+        harness.comes(n)
         harness.feed(Reported(key(n), applied=((1, sha("theirs")),)))
-    for n in (0, 1):
-        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    harness.applies(1, 0, 1)
     assert harness.run.agreed_digests[1] == digest_of(1)
 
 
@@ -711,12 +672,10 @@ def test_the_disk_of_an_earlier_life_does_not_count_until_it_is_reported_again()
     harness = opened()
     for step in (1, 2):
         contribute(harness, 0, 1, 2)
-        for n in range(3):
-            harness.feed(Reported(key(n), applied=((step, digest_of(step)),)))
+        harness.applies(step, *range(3))
     harness.feed(Reported(key(0), snapshots=(snapshot_at(2),)))
     harness.feed(Disconnected(key(0)))
-    harness.feed(joined(0))
-    harness.feed(Connected(key(0)))
+    harness.comes(0)
     harness.feed(Reported(key(1), snapshots=(snapshot_at(2),)))
     assert harness.run.snapshot == snapshot_at(0), "its root counts, and its disk does not"
     harness.feed(Reported(key(0), snapshots=(snapshot_at(2),)))
@@ -727,8 +686,7 @@ def test_snapshot_is_agreed_by_a_majority_and_others_resync() -> None:
     harness = opened()
     for step in (1, 2):
         contribute(harness, 0, 1, 2)
-        for n in range(3):
-            harness.feed(Reported(key(n), applied=((step, digest_of(step)),)))
+        harness.applies(step, *range(3))
     harness.feed(Reported(key(2), snapshots=(snapshot_at(2, "other"),)))
     harness.feed(Reported(key(0), snapshots=(snapshot_at(2),)))
     assert harness.run.snapshot == snapshot_at(0)
@@ -779,8 +737,7 @@ def test_run_full_counts_at_join_and_at_connect() -> None:
     assert all("full" in reason for reason in harness.refusals)
     harness.feed(joined(5))
     assert "full" in harness.refusals[-1]
-    harness.feed(joined(0))
-    harness.feed(Connected(key(0)))
+    harness.comes(0)
     assert len(harness.refusals) == 3, "a peer that comes back has its place"
 
 
@@ -812,17 +769,13 @@ def test_a_proven_offender_is_out_at_once_with_the_evidence_in_the_log(strict: b
         harness.feed(Reported(key(reporter), offences=(offence_of(0),)))
     assert [type(record) for record in harness.journal].count(Equivocated) == 1, "whoever else reports it"
     harness.restart()
-    for n in (1, 2):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
-        harness.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+    harness.comes(1, 2, at=0)
     contribute(harness, 1, 2)
     [entry] = harness.entries
     assert entry.exclusions == (Exclusion(key(0), offence_of(0).reason, (), offence_of(0).equivocation),)
     assert {c.public_key for c in entry.contributions} == {key(1), key(2)}
     harness.refusals.clear()
-    harness.feed(joined(0))
-    harness.feed(Connected(key(0)))
+    harness.comes(0)
     harness.feed(Reported(key(0)))
     assert harness.refusals == [offence_of(0).reason] * 3
     contribute(harness, 1, 2)
@@ -873,7 +826,6 @@ def test_places_whose_authors_claimed_nothing_or_another_payload_are_not_taken()
         harness.feed(Reported(key(n), claim=claim_of(tick, n)))
     said = places_held(tick, 1, range(3))
     harness.feed(Reported(key(0), held=said))
-    assert harness.run.step is not None
     assert not any(harness.run.step.held.values())
     assert holder_counts.unclear(harness.run.step, key(0), said, anchor=False) == 0b100, "the one without a claim"
     said = places_held(tick, 1, range(2), salt=1)
@@ -900,7 +852,6 @@ def test_a_mask_of_another_roster_counts_for_nothing() -> None:
         )
     harness.feed(Reported(key(0), held=places_held(tick, 1, range(4))))
     assert "place 3 held of step 1, whose roster has 3 places" in harness.refusals[-1]
-    assert harness.run.step is not None
     assert not any(harness.run.step.held.values())
 
 
@@ -920,8 +871,7 @@ def test_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = opened(2)
     contribute(harness, 0, 1)
     for n in range(10, 40):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
+        harness.comes(n)
         harness.feed(Reported(key(n), applied=((1, sha(n)),), snapshots=(snapshot_at(0, n),)))
         harness.feed(Disconnected(key(n)))
     assert len(harness.run.peers) <= 6
@@ -934,12 +884,9 @@ def test_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_returned_samples_go_out_first() -> None:
     harness = opened()
     contribute(harness, 0, 1)
-    assert harness.run.step is not None
-    harness.now = harness.run.step.deadline_at_ms
-    harness.feed(TimerFired())
+    harness.late()
     back = harness.entries[0].returned_samples
-    for n in range(3):
-        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    harness.applies(1, *range(3))
     pool = harness.ticks[-1].pool
     assert pool[: len(back)] == back
     assert pool[-1] == Range(16, 16 + 16 - sum(len(p) for p in back))
@@ -961,13 +908,9 @@ def test_appends_come_before_what_they_allow() -> None:
 def test_returned_samples_wait_where_the_next_step_is_smaller() -> None:
     """Six peers took six samples and four of them vanish: a step of two takes two of the four that came back."""
     harness = opened(2, batch_samples=2, max_peers=9)
-    for n in range(2, 6):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
-        harness.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+    harness.comes(*range(2, 6), at=0)
     contribute(harness, 0, 1)
-    for n in range(6):
-        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    harness.applies(1, *range(6))
     assert len(harness.run.roster) == 6
     contribute(harness, 0, 1)
     for n in range(2, 6):
@@ -986,7 +929,6 @@ def test_a_new_life_holds_nothing_until_it_says_so() -> None:
     harness.feed(Reported(key(0), claim=claim_of(tick, 0)))
     for n in (0, 1):
         harness.feed(Reported(key(n), holdings=((1, key(0), payload),)))
-    assert harness.run.step is not None
     assert harness.run.step.held == {key(0): 0b001, key(1): 0b001}
     harness.feed(joined(1))
     assert harness.run.step.held == {key(0): 0b001, key(1): 0}

@@ -1,7 +1,5 @@
 """The actions of the operator's page at a real coordinator, over HTTP: each is the operator's command, and is logged."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

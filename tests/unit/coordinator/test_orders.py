@@ -1,7 +1,5 @@
 """Two of three operators decide: what one stolen key cannot do, and what survives a crash. Coordinator and calls are real."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace
@@ -203,7 +201,6 @@ def test_the_end_has_its_order_and_the_readers_ask_for_it() -> None:
     sign(harness, CID, body)
     end = harness.run.ended
     assert harness.run.phase is Phase.FINISHED
-    assert end is not None
     assert end.order is not None
     data = seal_end(COORDINATOR, harness.run_id, end).SerializeToString()
 
@@ -465,7 +462,6 @@ async def test_orders_survive_a_restart_and_the_log_file_names_all_signers(tmp_p
         ended = await first[0].client.get_run()
         data = ended[0].end.SerializeToString(deterministic=True)
         end = open_end(data, run_id=here.invite.run_id, coordinator=COORDINATOR.public_key, operators=KEYS)
-        assert end.order is not None
         assert end.order.signers == (ADA.public_key, CID.public_key)
 
 

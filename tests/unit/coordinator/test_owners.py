@@ -1,7 +1,5 @@
 """Owners at the coordinator: shown at once, written down only for votes that count, and folded back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who the operator excludes and readmits: the rule, the clock without them, the journal, the service and the commands."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,18 +57,14 @@ def readmit(harness: Harness, number: int) -> list[Any]:
 def comes(harness: Harness, *numbers: int) -> None:
     """They join, and have the state."""
     head = harness.run.head_step
-    for n in numbers:
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
-        harness.feed(Reported(key(n), applied=((head, digest_of(head)),)))
+    harness.comes(*numbers, at=head)
 
 
 def decide(harness: Harness, *numbers: int) -> None:
     """They close the step, and apply it."""
     contribute(harness, *numbers)
     head = harness.run.head_step
-    for n in numbers:
-        harness.feed(Reported(key(n), applied=((head, digest_of(head)),)))
+    harness.applies(head, *numbers)
 
 
 # ---- the clock goes on without them ----------------------------------------------------------------------------------
@@ -118,7 +112,6 @@ def test_a_strict_step_no_longer_waits_for_who_was_killed() -> None:
 def test_a_strict_step_waits_for_the_rest_though_the_excluded_one_was_counted() -> None:
     harness = opened_together(strict=True)
     contribute(harness, 0, 2, holders=(0, 1, 2))
-    assert harness.run.step is not None
     assert harness.run.step.counted == 0b101
     effects = exclude(harness, 2)
     assert [e.tick.attempt for e in effects if isinstance(e, SendTick)] == [2]

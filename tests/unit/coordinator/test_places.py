@@ -1,7 +1,5 @@
 """Places for calls: nobody who is far away locks out the operator on the coordinator's own machine."""
 
-from __future__ import annotations
-
 from coordinator.serving.call_limits import LIMITS, LOOPBACK, Caller, CallSlot, Lane, Places
 
 

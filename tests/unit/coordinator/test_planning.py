@@ -1,7 +1,5 @@
 """What `run create` settles, and what it says about it."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from pathlib import Path

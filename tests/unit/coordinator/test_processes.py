@@ -1,7 +1,5 @@
 """Two programs with one identity are told apart from one that starts again."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address
 
 from coordinator.serving import sessions

@@ -1,7 +1,5 @@
 """A public list of runs: written by the command of a real coordinator, read by `swarmentum runs` from a file and over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Files for models that people ask for: each is a run, and `run check` says what it takes."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path
@@ -23,7 +21,6 @@ def test_each_is_a_run_of_20_tokens_a_parameter(name: str) -> None:
     assert config.name == name
     tokens = config.clock.steps * config.clock.batch_samples * config.data.context
     assert tokens > 20 * PARAMETERS[name]
-    assert config.model.config is not None
     assert config.model.config["vocab_size"] <= (1 << 16 if config.data.dtype == "uint16" else 1 << 32)
 
 

@@ -3,8 +3,6 @@
 `record_bytes.json` was written once, by the code before there was a table of kinds. A change to it breaks every journal.
 """
 
-from __future__ import annotations
-
 import json
 import typing
 from pathlib import Path
@@ -12,32 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator.clock.records import (
-    DecayStarted,
-    EntryCommitted,
-    Equivocated,
-    Evaluated,
-    Judged,
-    LayoutFixed,
-    OrderSigned,
-    OwnerNamed,
-    PeerExcluded,
-    PeerLeft,
-    PeerReadmitted,
-    Record,
-    RunArchived,
-    RunEnded,
-    RunPaused,
-    RunResumed,
-    SettingsChanged,
-    SnapshotAgreed,
-    SnapshotFact,
-    TicketMade,
-    TicketRevoked,
-    TicketUsed,
-    TickOpened,
-    Withdrawn,
-)
+from coordinator.clock import records
 from coordinator.store.journal import Journal
 from protos.assignment import Range, SampleShare
 from protos.changes import settings_of
@@ -84,7 +57,7 @@ def evaluation() -> bytes:
     return seal_evaluation(Identity.from_seed(a(5)), RUN_ID, Evaluation(b"", 50, 2.5, 512, a(6), "cpu"))
 
 
-def entry() -> EntryCommitted:
+def entry() -> records.EntryCommitted:
     made = Entry(
         step=3,
         parent_hash=a(9),
@@ -101,41 +74,41 @@ def entry() -> EntryCommitted:
         readmitted=(a(8),),
     )
     body = entry_body(made)
-    return EntryCommitted(made, body, entry_hash(body))
+    return records.EntryCommitted(made, body, entry_hash(body))
 
 
-def records() -> dict[str, Record]:
+def every_kind() -> dict[str, records.Record]:
     """At least one of each kind, by a name of its own."""
     shares = (SampleShare(a(1), 4), SampleShare(a(2), 8))
     return {
-        "layout": LayoutFixed(a(1), 123_456),
-        "tick": TickOpened(Tick(3, a(9), 2, shares, (Range(0, 12), Range(20, 22)), lr_to_bits(2e-3))),
+        "layout": records.LayoutFixed(a(1), 123_456),
+        "tick": records.TickOpened(Tick(3, a(9), 2, shares, (Range(0, 12), Range(20, 22)), lr_to_bits(2e-3))),
         "entry": entry(),
-        "left": PeerLeft(3, a(2)),
-        "snapshot": SnapshotAgreed(SnapshotFact(10, a(3), 5_000_000)),
-        "withdrawn": Withdrawn(10, 17),
-        "judged": Judged(3, (verdict(), verdict(a(4))), (a(2), a(4))),
-        "ticket": TicketMade(Ticket(bytes(range(16)), 1_700_000_000_000, 5, "for Ada", anchor=True)),
-        "used": TicketUsed(bytes(range(16)), a(3)),
-        "revoked": TicketRevoked(bytes(range(16)), with_peers=True),
-        "revoked alone": TicketRevoked(bytes(range(16)), with_peers=False),
-        "equivocated": Equivocated(prove(equivocation(), RUN_ID)),
-        "excluded": PeerExcluded(a(3), "votes from a café, ☕"),
-        "readmitted": PeerReadmitted(a(3)),
-        "paused": RunPaused("the data is wrong, ☕"),
-        "paused for no reason": RunPaused(""),
-        "resumed": RunResumed(),
-        "ended": RunEnded(End(17, a(3), "it is good enough, ☕")),
-        "order": OrderSigned(
+        "left": records.PeerLeft(3, a(2)),
+        "snapshot": records.SnapshotAgreed(records.SnapshotFact(10, a(3), 5_000_000)),
+        "withdrawn": records.Withdrawn(10, 17),
+        "judged": records.Judged(3, (verdict(), verdict(a(4))), (a(2), a(4))),
+        "ticket": records.TicketMade(Ticket(bytes(range(16)), 1_700_000_000_000, 5, "for Ada", anchor=True)),
+        "used": records.TicketUsed(bytes(range(16)), a(3)),
+        "revoked": records.TicketRevoked(bytes(range(16)), with_peers=True),
+        "revoked alone": records.TicketRevoked(bytes(range(16)), with_peers=False),
+        "equivocated": records.Equivocated(prove(equivocation(), RUN_ID)),
+        "excluded": records.PeerExcluded(a(3), "votes from a café, ☕"),
+        "readmitted": records.PeerReadmitted(a(3)),
+        "paused": records.RunPaused("the data is wrong, ☕"),
+        "paused for no reason": records.RunPaused(""),
+        "resumed": records.RunResumed(),
+        "ended": records.RunEnded(End(17, a(3), "it is good enough, ☕")),
+        "order": records.OrderSigned(
             order_body(OperatorOrder(bytes(16), 1, "a word, ☕", a(3))), a(4), bytes([5]) * 64, 1_700_000_000_000
         ),
-        "archived": RunArchived(True),
-        "not archived": RunArchived(False),
-        "decay": DecayStarted(700, 300),
-        "owner": OwnerNamed(17, a(3), Owner("Ada, ☕", a(4), bytes([5]) * 64)),
-        "no owner": OwnerNamed(117, a(3), Owner()),
-        "evaluated": Evaluated(50, Identity.from_seed(a(5)).public_key, evaluation()),
-        "changed": SettingsChanged(700, settings_of({"clock.steps": 2000, "optimizer.lr": 5e-4})),
+        "archived": records.RunArchived(True),
+        "not archived": records.RunArchived(False),
+        "decay": records.DecayStarted(700, 300),
+        "owner": records.OwnerNamed(17, a(3), Owner("Ada, ☕", a(4), bytes([5]) * 64)),
+        "no owner": records.OwnerNamed(117, a(3), Owner()),
+        "evaluated": records.Evaluated(50, Identity.from_seed(a(5)).public_key, evaluation()),
+        "changed": records.SettingsChanged(700, settings_of({"clock.steps": 2000, "optimizer.lr": 5e-4})),
     }
 
 
@@ -154,13 +127,13 @@ def journal(tmp_path: Path) -> typing.Iterator[Journal]:
 
 
 def test_every_kind_of_record_is_pinned() -> None:
-    assert {type(record) for record in records().values()} == set(typing.get_args(Record))
-    assert records().keys() == json.loads(PINNED.read_text()).keys()
+    assert {type(record) for record in every_kind().values()} == set(typing.get_args(records.Record))
+    assert every_kind().keys() == json.loads(PINNED.read_text()).keys()
 
 
 def test_records_are_written_as_they_always_were(journal: Journal) -> None:
-    journal.append(RUN_ID, *records().values())
-    written = dict(zip(records(), rows_of(journal), strict=True))
+    journal.append(RUN_ID, *every_kind().values())
+    written = dict(zip(every_kind(), rows_of(journal), strict=True))
     assert written == json.loads(PINNED.read_text())
 
 
@@ -170,7 +143,7 @@ def test_records_that_were_written_long_ago_are_read(journal: Journal) -> None:
         for number, (kind, step, body) in enumerate(json.loads(PINNED.read_text()).values()):
             row = {"run": RUN_ID, "number": number, "kind": kind, "step": step, "body": bytes.fromhex(body)}
             connection.execute(insert, row)
-    assert list(journal.records(RUN_ID)) == list(records().values())
+    assert list(journal.records(RUN_ID)) == list(every_kind().values())
 
 
 def test_a_kind_that_nobody_writes_is_an_error(journal: Journal) -> None:

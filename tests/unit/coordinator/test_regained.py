@@ -1,7 +1,5 @@
 """A journal that lost its end: the entries come back, and nothing is decided twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from coordinator.clock import machine
 from coordinator.clock.effects import EndStream, Refuse, SendEntry, SendTick
-from coordinator.clock.events import Connected, EntriesReturned, Reported
+from coordinator.clock.events import EntriesReturned, Reported
 from coordinator.clock.records import EntryCommitted
 from coordinator.clock.state import PeerPhase, Phase
 from protos.log import Exclusion, entry_body, entry_hash
@@ -97,8 +95,7 @@ def test_no_step_opens_before_the_log_is_there_again() -> None:
     whole = played()
     short = cut_to(whole, next(n for n, r in enumerate(whole.journal, 1) if isinstance(r, EntryCommitted)))
     for number in range(3):  # peers that have no more than the coordinator
-        short.feed(joined(number))
-        short.feed(Connected(key(number)))
+        short.comes(number)
     lost = committed(whole)[1:]
     short.feed(EntriesReturned(key(9), tuple(lost[:2]), 8))
     assert (short.run.head_step, short.run.lost_until) == (3, 8)

@@ -1,7 +1,5 @@
 """The clock's decisions, one by one."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from random import Random

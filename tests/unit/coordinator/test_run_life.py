@@ -1,7 +1,5 @@
 """The life of a run, as its operator steers it: the rule, the journal, the service and the commands."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,7 @@ from protos.run_config import RunConfig
 from protos.run_facts import phase_word
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
-from tests.unit.coordinator.driver import RUN_ID, Harness, Swarm, config, digest_of, joined, key, snapshot_at
+from tests.unit.coordinator.driver import RUN_ID, Harness, Swarm, config, joined, key, snapshot_at
 from tests.unit.coordinator.serving import (
     COORDINATOR,
     LivePeer,
@@ -98,10 +96,7 @@ def test_a_pause_survives_a_crash() -> None:
     contribute(harness, 0, 1, 2)
     harness.restart()
     assert harness.run.pause == ""
-    for n in range(3):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
-        harness.feed(Reported(key(n), applied=((2, digest_of(2)),)))
+    harness.comes(*range(3), at=2)
     assert (harness.run.phase, harness.run.reason) == (Phase.WAITING, "the operator paused the run")
     assert ticks(harness.feed(ResumeAsked())) == [3]
 
@@ -240,8 +235,7 @@ def test_the_run_ends_at_its_newest_entry_and_waits_until_its_peers_have_stored_
     harness = ended_run()
     assert (harness.run.phase, harness.run.last_step, harness.run.step) == (Phase.FINISHED, 1, None)
     assert harness.run.ended == End(1, harness.run.head_hash, ENOUGH)
-    for n in range(3):
-        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    harness.applies(1, *range(3))
     assert harness.run.reason == f"{OVER}; 3 peers are still storing its state"
     told = [harness.feed(Reported(key(n), snapshots=(snapshot_at(1),))) for n in range(3)]
     assert harness.run.snapshot == snapshot_at(1), "no multiple of snapshot_every, but the last state"
@@ -282,8 +276,7 @@ def test_no_end_while_a_longer_log_may_come_back_and_no_entry_after_the_end() ->
     assert "waiting for a peer that gives back entries 2 to 2" in refused(short, FinishAsked(""))
     short.run = replace(short.run, lost_until=0)
     short.feed(FinishAsked(""))
-    short.feed(joined(1))
-    short.feed(Connected(key(1)))
+    short.comes(1)
     assert refused(short, EntriesReturned(key(1), (lost,), 2)).endswith("no entry follows it")
     assert short.run.head_step == 1
 
@@ -510,10 +503,7 @@ def test_the_rate_decays_from_the_next_tick_on_and_the_run_ends_with_it() -> Non
     for _ in range(3):
         decide(harness, 0, 1, 2)
     harness.restart()
-    for n in range(3):
-        harness.feed(joined(n))
-        harness.feed(Connected(key(n)))
-        harness.feed(Reported(key(n), applied=((harness.run.head_step, digest_of(harness.run.head_step)),)))
+    harness.comes(*range(3), at=harness.run.head_step)
     for _ in range(2):
         decide(harness, 0, 1, 2)
     assert rates(harness) == pytest.approx([1e-2, 5e-3, 1e-2 * (1 - 0.5**0.5), 1e-2 * (1 - 0.75**0.5), 0.0])

@@ -1,14 +1,11 @@
 """Whole runs of the pure machine, in virtual time: it always goes on to the end, whatever peers and network do."""
 
-from __future__ import annotations
-
 import pytest
 
 from coordinator.clock.effects import SendEntry, SendNotice, SendTick
-from coordinator.clock.events import Connected
 from coordinator.clock.records import EntryCommitted, PeerLeft, SnapshotAgreed
 from coordinator.clock.state import PeerPhase, Phase
-from tests.unit.coordinator.driver import RUN_ID, PlayedPeer, Swarm, config, digest_of, joined, key, snapshot_at
+from tests.unit.coordinator.driver import RUN_ID, PlayedPeer, Swarm, config, digest_of, key, snapshot_at
 
 
 @pytest.mark.parametrize("peers", [1, 2, 4, 9])
@@ -196,8 +193,7 @@ def test_finish_with_a_peer_that_never_applies_ends_at_the_deadline() -> None:
     swarm = Swarm(config(min_peers=2, steps=4, deadline_ms_max=30_000), 2)
     stuck = PlayedPeer(5, stream=99)
     swarm.play(lambda: swarm.run.head_step == 3)
-    swarm.feed(joined(5))
-    swarm.feed(Connected(key(5)))
+    swarm.comes(5)
     swarm.finish()
     assert stuck.number == 5
     assert swarm.run.peers[key(5)].phase is PeerPhase.SYNCING
@@ -245,7 +241,6 @@ def test_every_prefix_of_the_journal_goes_on_to_the_same_end(strict: bool) -> No
         assert run.head_step >= max(entries, default=0)
         ticks = [effect.tick for effect in told if isinstance(effect, SendTick)]
         if ticks and ticks[-1].step == run.head_step + 1:
-            assert run.step is not None
             assert run.step.tick == ticks[-1]
         snapshots = [e.snapshot for e in told if isinstance(e, SendNotice) and e.snapshot is not None]
         assert not snapshots or run.snapshot is not None

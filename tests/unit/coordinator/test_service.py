@@ -1,7 +1,5 @@
 """Runtime and gRPC service, with real TLS, a real journal and the peers' own client."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -520,7 +518,6 @@ async def test_peer_that_a_failing_disk_made_unknown_is_told_to_join_again(tmp_p
 
 
 def _open_tick(here: Served) -> log_pb2.Tick:
-    assert here.runtime.run.step is not None
     return tick_body(here.runtime.run.step.tick)
 
 

@@ -1,7 +1,5 @@
 """Limits of those who ask to join: by network address, and of what is remembered."""
 
-from __future__ import annotations
-
 import ipaddress
 
 import pytest

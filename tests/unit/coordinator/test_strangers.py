@@ -1,7 +1,5 @@
 """Free identities against a run: what they may say, and that it decides nothing. Each test is an attack that once worked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -256,12 +254,10 @@ def test_an_anchors_word_is_enough_that_a_payload_is_held_and_it_is_needed() -> 
         harness.feed(Reported(key(n), claim=claim_of(tick, n)))
     for n in FAKES:
         harness.feed(Reported(key(n), holdings=fakes))
-    assert harness.run.step is not None
     assert harness.run.step.counted == 0
     honest = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in (0, 1))
     harness.feed(Reported(key(ANCHOR), holdings=honest))
-    harness.now = harness.run.step.deadline_at_ms
-    harness.feed(TimerFired())
+    harness.late()
     assert [c.public_key for c in harness.entries[-1].contributions] == [key(0), key(1)]
 
 
@@ -274,9 +270,7 @@ def test_an_anchor_that_holds_nothing_by_the_deadline_is_taken_to_be_away() -> N
     for n in HONEST:
         harness.feed(Reported(key(n), holdings=held))
     assert harness.run.head_step == 0
-    assert harness.run.step is not None
-    harness.now = harness.run.step.deadline_at_ms
-    harness.feed(TimerFired())
+    harness.late()
     assert harness.run.head_step == 1
 
 
@@ -306,10 +300,8 @@ def test_an_anchor_that_joins_again_has_lost_its_own_payloads() -> None:
     harness.feed(Reported(key(HONEST[0]), claim=claim_of(tick, HONEST[0])))
     held = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in HONEST)
     harness.feed(Reported(key(ANCHOR), holdings=held))
-    assert harness.run.step is not None
     assert (harness.run.step.anchored, len(harness.run.step.anchor_named)) == (1, len(HONEST) - 1)
     comes(harness, ANCHOR, anchor=True)
-    assert harness.run.step is not None
     assert (harness.run.step.anchored, harness.run.step.anchor_named) == (0, frozenset())
 
 
@@ -373,9 +365,7 @@ def test_a_run_whose_peers_all_have_nan_says_so() -> None:
     for n in HONEST:
         harness.feed(Reported(key(n), abstained=(1, "the gradient is not finite")))
     assert "all 3 peers that are here abstain from step 1 (the gradient is not finite)" in harness.run.reason
-    assert harness.run.step is not None
-    harness.now = harness.run.step.deadline_at_ms
-    harness.feed(TimerFired())
+    harness.late()
     assert "diverged" in harness.run.reason
     one = begun(*HONEST)
     one.feed(Reported(key(2), abstained=(1, "the gradient is not finite")))
@@ -511,7 +501,6 @@ def test_an_anchors_first_word_at_the_deadline_is_heard() -> None:
     """It came before the timer of the same moment: the step stood still for ever."""
     harness = begun(*HONEST, anchor=True)
     held = votes_held(harness, *HONEST)
-    assert harness.run.step is not None
     harness.now = harness.run.step.deadline_at_ms
     harness.feed(Reported(key(ANCHOR), holdings=held))
     assert harness.run.head_step == 1
@@ -535,9 +524,7 @@ def test_an_anchor_that_reaches_only_a_newcomers_payload_holds_nothing_up_for_go
     harness.feed(Reported(key(10), claim=claim_of(tick, 10)))
     votes_held(harness, *HONEST)
     harness.feed(Reported(key(ANCHOR), holdings=((tick.step, key(10), claim_of(tick, 10).payload_sha256),)))
-    assert harness.run.step is not None
-    harness.now = harness.run.step.deadline_at_ms
-    harness.feed(TimerFired())
+    harness.late()
     assert harness.run.head_step == tick.step
 
 

@@ -1,7 +1,5 @@
 """Who is admitted with a ticket: the rule, the journal, and the service as peers and the operator's commands meet it."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,13 +1,11 @@
 """The coordinator's spans of a step, from the machine's own events: reports, a roster that is given up, the decision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from coordinator.clock.effects import Effect
-from coordinator.clock.events import Disconnected, Event, TimerFired
+from coordinator.clock.events import Disconnected, Event
 from coordinator.serving.traces import REPORTS_MAX, StepTraces
 from protos.identity import short
 from tests.unit.coordinator.driver import RUN_ID, Harness, key
@@ -87,8 +85,7 @@ def test_a_roster_that_is_given_up_is_an_attempt_of_the_same_trace() -> None:
     began = harness.now
     recorded = traced(harness)
     harness.feed(Disconnected(key(2), leaving=True))
-    harness.now = harness.run.step.deadline_at_ms
-    harness.feed(TimerFired())
+    harness.late()
     assert harness.run.step.tick.attempt == 2
     contribute(harness, 0, 1)
     names = [(step, name) for step, name, *_ in recorded.spans]

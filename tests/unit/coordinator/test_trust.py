@@ -1,14 +1,12 @@
 """What checks decide: nobody by one word, nobody honest by a minority's lies, all who idle in time; kept over a crash."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
 import pytest
 
 from coordinator.clock import memory, trust, typical
-from coordinator.clock.events import Claim, Connected, Disconnected, Reported, TimerFired
+from coordinator.clock.events import Claim, Disconnected, Reported
 from coordinator.clock.records import EntryCommitted, Judged
 from coordinator.clock.state import PeerPhase, Run
 from coordinator.clock.trust import Standing
@@ -318,20 +316,15 @@ class Watched(Harness):
         clock = ClockConfig(steps=steps, batch_samples=2 * PEERS, min_peers=3, snapshot_every=100)
         super().__init__(RunConfig(clock=clock, trust=ON))
         self.bad, self.numbers = bad, list(range(peers))
-        for n in self.numbers:
-            self.feed(joined(n))
-            self.feed(Connected(key(n)))
-        for n in self.numbers:
-            self.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+        self.comes(*self.numbers)
+        self.applies(0, *self.numbers)
         for n in self.numbers:
             self.feed(Reported(key(n), snapshots=(snapshot_at(0),)))
 
     def come(self, n: int) -> None:
         head = len(self.entries)
         self.numbers.append(n)
-        self.feed(joined(n))
-        self.feed(Connected(key(n)))
-        self.feed(Reported(key(n), applied=((head, digest_of(head)),)))
+        self.comes(n, at=head)
 
     def play(self, steps: int) -> None:
         for _ in range(steps):
@@ -421,12 +414,9 @@ def test_whoever_is_in_the_first_roster_is_believed_even_if_one_vote_decides_the
     swarm.feed(Reported(key(0), claim=claim, holdings=held))
     for n in (1, 2, 3):
         swarm.feed(Reported(key(n), holdings=held))
-    assert swarm.run.step is not None
-    swarm.now = swarm.run.step.deadline_at_ms
-    swarm.feed(TimerFired())
+    swarm.late()
     assert [c.public_key for c in swarm.entries[0].contributions] == [key(0)]
-    for n in range(4):
-        swarm.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    swarm.applies(1, *range(4))
     assert {swarm.numbered(key) for key, standing in swarm.run.standings.items() if standing.counted} == {0, 1, 2, 3}
     before = swarm.run.standings
     swarm.restart()

@@ -1,7 +1,5 @@
 """Steps without an agreed state digest: counted for `status`, the page and the metrics, however many they are."""
 
-from __future__ import annotations
-
 import pytest
 
 from coordinator.clock.events import Disconnected

@@ -1,7 +1,5 @@
 """A changed copy is what `dataclasses.replace` makes of the same value."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property

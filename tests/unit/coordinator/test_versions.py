@@ -1,7 +1,5 @@
 """A peer of another format is refused by a real coordinator, before it builds anything, with the release to install."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

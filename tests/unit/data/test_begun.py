@@ -1,7 +1,5 @@
 """A build of token shards that broke off goes on, and gives the bytes of a build in one go."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

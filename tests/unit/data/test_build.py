@@ -1,7 +1,5 @@
 """`swarmentum data build`: shards that a run can name, from each kind of text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From a path to checked tokens: text, token files, tokenizers, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -67,7 +65,6 @@ def test_folder_is_read_in_order_without_what_is_no_text(tmp_path: Path) -> None
         corpus_text(root, tmp_path)
     corpus = open_corpus(root, tmp_path / "cache", allow_left_out=True)
     assert bytes(corpus.tokens[:]).decode() == "first ä\nthird\nsecond\n"
-    assert corpus.reading is not None
     assert corpus.reading.counts() == {"not_utf8": 1, "binary": 1, "outside": 1, "empty": 1, "hidden": 2}
 
 

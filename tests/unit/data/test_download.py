@@ -1,7 +1,5 @@
 """Shards from real HTTP servers: resumed, from another mirror, hashed; addresses of a home are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import http.server

@@ -1,7 +1,5 @@
 """What readers of text leave out, or take in unasked: folders as people have them, for `data build` and `--data` alike."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

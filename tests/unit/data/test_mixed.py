@@ -1,7 +1,5 @@
 """Mixtures: the same sample is the same text for everybody, in the parts that the weights say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The order of samples is a permutation in each epoch, and windows never meet the held-out tail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

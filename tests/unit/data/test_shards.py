@@ -1,7 +1,5 @@
 """Samples over shards: a permutation in each epoch, one shard or two at a time, and a cache that fills itself."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise

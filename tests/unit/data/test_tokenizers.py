@@ -1,7 +1,5 @@
 """What tokenizers do to text: control tokens, ids with holes, unknown tokens, dropped characters, truncation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +88,6 @@ def test_text_never_becomes_control_tokens(make: Any, names: dict[str, str], tmp
     assert note in built.reading.notes
     corpus = open_corpus(tmp_path / "a.txt", tmp_path / "cache", tokenizer=source, allow_left_out=True)
     assert not np.isin(corpus.tokens[:], list(control)).any()
-    assert corpus.reading is not None
     assert note in corpus.reading.notes
 
 
@@ -150,21 +147,18 @@ def test_what_a_tokenizer_drops_or_changes_is_counted(tmp_path: Path) -> None:
     text = "abc \u00e9 A zz\n" * 5
     for time in ("first", "from the cache"):
         reading = opened(losing(), text, tmp_path, allowed=True).reading
-        assert reading is not None
         assert reading.counts() == {"dropped": 15}, time
         assert reading.share == pytest.approx(20 / len(text.encode()))
         assert "5 characters were changed by the tokenizer's normaliser (lower case, accents)" in reading.notes
         with pytest.raises(LeftOutError, match=r"15 characters that the tokenizer dropped.*U\+00E9|U\+007A"):
             opened(losing(), text, tmp_path, allowed=False)
     fine = opened(losing(), "abc " * 500 + "z", tmp_path, allowed=False).reading
-    assert fine is not None
     assert fine.counts() == {"dropped": 1}
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
     for _ in range(2):
         reading = opened(word_level(), "before after words\nand here\n", tmp_path, allowed=True).reading
-        assert reading is not None
         assert reading.counts() == {"unknown_token": 2}
         assert any("line breaks and tabs were dropped" in note for note in reading.notes)
     with pytest.raises(LeftOutError, match="2 parts that the tokenizer turned into its unknown token"):

@@ -1,7 +1,5 @@
 """Caps: the pace of bytes, the month's count, and the part of the time that the training thread works. Virtual clocks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

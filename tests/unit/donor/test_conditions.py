@@ -1,7 +1,5 @@
 """Conditions decide from facts alone; the thread that asks for facts keeps the owner's own pause apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +87,6 @@ def test_a_month_that_is_used_up_pauses_until_the_next() -> None:
     settings = LiveSettings(upload_gb=2, download_gb=1)
     used = MachineFacts(0, month="2026-11", next_month="1 December", uploaded=1_900_000_000, downloaded=1_100_000_000)
     state = decide(settings, used)
-    assert state is not None
     assert state.why == "the download of this month is used up: 1.1 GB of 1.0 GB; goes on on 1 December"
     assert next(it.why for it in states(settings, used)) == "1.9 GB of 2.0 GB of this month's upload are used"
 

@@ -1,7 +1,5 @@
 """A weekly schedule: what a person writes, against a slow count of every minute of the week."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Limits of what a peer takes: the disk, the GPU's memory, and the machine's sleep."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

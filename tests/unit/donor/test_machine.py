@@ -1,7 +1,5 @@
 """Facts of the machine: programs that answer as the real ones do (their output as recorded), and this machine's own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

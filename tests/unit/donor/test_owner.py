@@ -1,7 +1,5 @@
 """The owner's name: a setting that changes while the peer runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The priority of a process: every thread of a real one has it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Settings that change while a peer runs: what is kept, what wins, and what a wrong value gets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """What programs may rely on: the names and signatures of `swarmentum`, an import without torch, and words for a package that
 hides one of ours."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

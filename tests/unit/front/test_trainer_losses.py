@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from swarmentum._join import SwarmOptimizer
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from swarmentum._join import SwarmOptimizer
 
 
 class Peer:

@@ -1,7 +1,5 @@
 """Factories of modules that no run should train, each with one fault, and of sound ones that look like them."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """A peer's own ways to compute its gradients: the same parameters and, to rounding, the same gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partialmethod
 from typing import Any

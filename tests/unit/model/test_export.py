@@ -1,7 +1,5 @@
 """An exported folder loads with Hugging Face, and replaces nothing that is not ours."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

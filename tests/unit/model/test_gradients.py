@@ -1,7 +1,5 @@
 """The loss of any model, and gradients that do not depend on the split."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

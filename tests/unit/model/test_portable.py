@@ -1,7 +1,5 @@
 """The draws of initial weights: right distributions, and every way to draw goes through them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model is counted before it is built: its numbers, what a sample keeps, and the memory that is free."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -32,7 +30,6 @@ def two_views() -> nn.Module:
 @pytest.mark.parametrize("config", [None, TINY, {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 2}])
 def test_numbers_are_those_of_the_model_that_is_built(config: dict[str, object] | None) -> None:
     model, size = build(ModelSpec(config), 0), size_of(ModelSpec(config))
-    assert size is not None
     assert size.parameters == parameter_count(model)
     assert size.model_bytes == 4 * sum(t.numel() for t in (*model.parameters(), *model.buffers()))
 
@@ -72,7 +69,6 @@ def test_a_factory_is_counted_by_its_shapes_and_its_activations_are_not_known() 
     """Two parameters on the meta device have no addresses: they were taken for one memory."""
     spec = ModelSpec(factory=f"{Plain.__module__}:Plain")
     size = size_of(spec)
-    assert size is not None
     assert size.parameters == parameter_count(Plain())
     assert activation_bytes(spec, CONTEXT) is None
     assert size_of(ModelSpec(factory=f"{__name__}:looks_at_numbers")) is None
@@ -86,7 +82,6 @@ def test_five_trillion_parameters_are_counted_in_a_moment_and_in_little_memory()
     began = time.process_time()
     size = size_of(ModelSpec({**SMALL_LLAMA, **wide, "num_attention_heads": 128, "num_key_value_heads": 128}))
     assert time.process_time() - began < 5
-    assert size is not None
     assert size.parameters > 5e12
 
 
@@ -102,7 +97,6 @@ def test_free_memory_is_the_machines_within_its_containers(tmp_path: Path) -> No
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 50000\n")
     assert main_memory(meminfo, tmp_path) == DeviceMemory(100_000, 300_000)
     here = room_of(torch.device("cpu"))
-    assert here is not None
     assert 0 < here.free <= here.total
 
 

@@ -1,7 +1,5 @@
 """The loss of a large vocabulary by slices: the plain loss and its gradients, and never all logits at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Building a model: the same bits from the same seed, and a clear word for each wrong value."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 

@@ -1,7 +1,5 @@
 """Holders of a blob, good and bad, behind plain TCP streams on loopback; and a fetcher that asks them."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Two ranks of a peer against one device; started by torchrun (`test_ranks`). Asserts on rank 0, which leads."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys
@@ -119,7 +117,6 @@ def gradients_are_those_of_one_device(lead: Lead) -> None:
             torch.testing.assert_close(local, whole[: len(local)], rtol=1e-4, atol=1e-6)
         gathered = many.whole_gradients()
         for parts, whole in zip(gathered, one.whole_gradients(), strict=True):
-            assert parts is not None
             assert parts.device.type == "cpu"
             torch.testing.assert_close(parts, torch.zeros_like(parts) if whole is None else whole, rtol=1e-4, atol=1e-6)
     asked = iter([False, False, True])
@@ -132,7 +129,6 @@ def gradients_are_those_of_one_device(lead: Lead) -> None:
 def saved(path: Path, replica: Replica) -> dict[str, Any]:
     """What the optimizer saved."""
     state = load_private(path, replica.run_id, replica.layout_digest)
-    assert state is not None
     return state.optimizer
 
 
@@ -211,7 +207,6 @@ def signs_of_life_end_with_the_one_who_gives_them(lead: Lead, folder: Path) -> N
 def main(folder: Path, what: str) -> None:
     torch.set_num_threads(1)
     launch = launched(os.environ)
-    assert launch is not None
     if what == "patience":
         channel.RANK_SECONDS_MAX, leading.ALIVE_SECONDS = PATIENCE_SECONDS, 0.5
     if launch.rank:

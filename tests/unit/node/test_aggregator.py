@@ -1,7 +1,5 @@
 """A peer as an aggregator, and where all others get the sum: real votes, without a network."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import Counter
@@ -98,7 +96,6 @@ async def test_it_adds_up_what_it_is_asked_for_keeps_it_and_says_so() -> None:
     aggregator.asked(request(*contributions))
     await settle(aggregator)
     said = outbox.summed
-    assert said is not None
     assert (said.step, said.attempt, said.payloads) == (STEP, 2, digest_of(c.payload_sha256 for c in contributions))
     total = shelves.held[said.sha256]
     assert len(total) == said.total_bytes
@@ -107,7 +104,6 @@ async def test_it_adds_up_what_it_is_asked_for_keeps_it_and_says_so() -> None:
     again = sums.add_up([sums.SUMMED.read(it.votes, 16, CHUNKS) for it in opened], CHUNKS)[1]
     assert np.array_equal(again, np.clip(added, -2, 2))
     body, facts = outbox.next_report() or (None, [])
-    assert body is not None
     assert body.summed.aggregate.sha256 == said.sha256
     outbox.sent(facts)
     assert outbox.next_report() is None
@@ -122,7 +118,6 @@ async def test_votes_of_another_length_than_the_log_names_count_as_nothing() -> 
     wrong = Contribution(KEYS[1], payload_hash(data[1]), len(data[1]) + 1, 4, 400, 1.5)
     aggregator.asked(request(named(KEYS[0], data[0]), wrong))
     await settle(aggregator)
-    assert outbox.summed is not None
     alone = door.aggregate([door.open(data[0], STEP)], STEP)
     assert shelves.held[outbox.summed.sha256] == alone
 
@@ -166,7 +161,6 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     aggregator.asked(request(*contributions))
     await settle(aggregator)
     said = outbox.summed
-    assert said is not None
     full = Entry(STEP, RUN, contributions, 0, b"", (), 0)
     entry = summed_entry(full, Aggregate(said.sha256, said.total_bytes), said.payloads)
     signed = SignedEntry(entry, hashlib.sha256(b"entry").digest(), b"")
@@ -177,7 +171,6 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     collector = Collector(KEYS[0], pulls, payloads, door, snapshots, view, runtime, whole=True)  # type: ignore[arg-type]
     shelves.asked.clear()
     found = await collector.collect(signed, {}, (KEYS[3],))
-    assert found is not None
     assert not shelves.asked, "the run has no checks"
     assert (found.updates, found.authors) == (
         door.open_aggregate(shelves.held[said.sha256], STEP, said.total_bytes),
@@ -188,7 +181,6 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     mine = {subject for subject, who in drawn(signed.hash, entry, 2).items() if KEYS[0] in who}
     assert mine
     found = await collector.collect(signed, {}, (KEYS[3],))
-    assert found is not None
     assert found.by_author.keys() == mine == {*shelves.asked}
     assert found.signed.entry.contributions == contributions, "a verdict names the payload"
     hashes = shelves.held.pop(said.payloads)
@@ -196,7 +188,6 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
         if lost is not None:
             shelves.held[said.payloads] = lost
         found = await collector.collect(signed, {}, (KEYS[3],))
-        assert found is not None
         assert not found.by_author, "it says nothing about votes whose names it could not get"
 
     later = Entry(STEP + 2, RUN, (), 0, b"", (), 0, aggregate=entry.aggregate)
@@ -213,5 +204,4 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     assert (found.updates, found.payloads) == ((), (b"",))
     shelves.held[said.sha256] = b"no sum"
     found = await collector.collect(signed, {})
-    assert found is not None
     assert found.updates == (), "the same nothing on every replica"

@@ -1,7 +1,5 @@
 """The bridge between the training thread and the network thread."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Blobs whose length somebody lies about: honest holders' bytes get through, over plain TCP streams on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

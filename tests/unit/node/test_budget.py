@@ -1,7 +1,5 @@
 """The votes that wait for the training thread are bounded in bytes, in order, and never so that nothing goes on."""
 
-from __future__ import annotations
-
 import asyncio
 
 from node.swarm.entries import Budget

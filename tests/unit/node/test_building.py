@@ -1,7 +1,5 @@
 """What a run asks of a program with its own model and loop, and which models it refuses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

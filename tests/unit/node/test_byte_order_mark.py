@@ -1,7 +1,5 @@
 """Editors of Windows put a byte order mark before UTF-8: every text file that people write is read with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

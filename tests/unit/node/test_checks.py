@@ -1,7 +1,5 @@
 """What a check looks at: votes that were heard earlier, and bytes that are no votes at all."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

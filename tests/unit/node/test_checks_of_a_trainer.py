@@ -1,7 +1,5 @@
 """A check as the training thread makes it: on the plain gradient, which changes nothing, or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,7 +62,6 @@ def votes(local_steps: int, share: Range) -> Update:
     peer.gradients(samples(), (share,), 4, None, lambda: False)
     peer.vote(1, LR)
     made = peer.demo.open_votes
-    assert made is not None
     return Update(1, made.size, made.payload)
 
 
@@ -83,7 +80,6 @@ def trainer_of(local_steps: int, stopping: Callable[[], bool], folder: Path, fou
         steps=None,  # type: ignore[arg-type]
         stopping=stopping,  # type: ignore[arg-type]
     )
-    assert trainer.checker is not None
     trainer.checker.ticks = {
         1: Tick(1, RUN, 1, shares, POOL, 0),
         2: Tick(2, RUN, 1, shares, POOL, 0),

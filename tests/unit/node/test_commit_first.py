@@ -1,7 +1,5 @@
 """Where peers check each other: nobody sees a payload before the coordinator has its announcement, so copies are later."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

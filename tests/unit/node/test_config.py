@@ -1,7 +1,5 @@
 """A peer's settings: flags over environment over file; a wrong value is named with its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a peer does about its connections in each round. No p2pd."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

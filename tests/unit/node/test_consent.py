@@ -1,7 +1,5 @@
 """What a run may ask of the machine that joins it: decided without a machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where a run's coordinators are: what counts, what is kept, and what is not taken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

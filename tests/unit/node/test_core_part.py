@@ -1,7 +1,5 @@
 """States are written in half of the time between two of them, and with more of a core if that is not enough."""
 
-from __future__ import annotations
-
 import pytest
 
 from node.training.keeper import CORE_PART_A_CORE, CORE_PART_BEHIND, CORE_PART_MAX, CORE_PART_MIN, CorePart

@@ -1,7 +1,5 @@
 """A peer's home in which something is not what this program left there: named, with what to do, or done without."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

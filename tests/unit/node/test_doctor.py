@@ -1,7 +1,5 @@
 """Facts become lines: ok, a warning or a problem, with what to do. No machine, no run."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace
@@ -48,7 +46,6 @@ FOUND = Found(
 
 
 def verdict(line: Line | None) -> Severity:
-    assert line is not None
     return line.verdict
 
 

@@ -1,7 +1,5 @@
 """The end of a run on a peer: an entry after a signed end, and an end of another log, end the peer."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Entries in order: what is dropped before a re-sync stays dropped, however many were on their way."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

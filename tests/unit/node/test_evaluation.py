@@ -1,7 +1,5 @@
 """The held-out loss of a stored state: its value, that it is of that state and not of the training's. ADR 53."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A peer that the log excludes stops with the reason; one that was admitted after that entry goes on past it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from unittest import mock

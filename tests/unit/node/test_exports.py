@@ -1,7 +1,5 @@
 """Exports at a distance: a state is named when the run agrees on it, and the disk holds few. What is not an export stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who holds a blob and does not send it keeps nobody from it: silent holders, slow ones, and those who get it meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What a peer does about its relays: it takes them, keeps them, and asks again if a relay has forgotten it. No p2pd."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

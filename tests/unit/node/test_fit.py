@@ -1,7 +1,5 @@
 """Whether a run fits a machine: with its whole state, with a smaller one, or not at all, and what the person is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,6 @@ def machine(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
 def bytes_of(memory: Memory) -> int:
     """What the state takes on a CPU, and a sample."""
     found = fit.counted(CONFIG, PeerSettings())
-    assert found is not None
     return found.need(CONFIG, memory=memory).on("cpu").memory(1)
 
 
@@ -47,7 +44,6 @@ def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
 ) -> None:
     whole, small = bytes_of("full"), bytes_of("small")
     model = fit.counted(CONFIG, PeerSettings())
-    assert model is not None
     # second moment, half the momentum, the copies, gradients but sums and the largest, heap
     assert whole - small == (4 + 2 + 12 + 4 - 3 - 0.5) * model.size.parameters - 4 * model.size.largest
     machine(monkeypatch, whole)
@@ -55,7 +51,6 @@ def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
     machine(monkeypatch, small)
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "small")
     found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, CPU)
-    assert found is not None
     assert found.why.endswith(", memory small (full does not fit)")
     machine(monkeypatch, small - 1)
     with pytest.raises(OperatorError, match="does not fit"):
@@ -85,7 +80,6 @@ def test_a_setting_that_does_nothing_says_so(tmp_path: Path, monkeypatch: pytest
     words = "memory = small has no effect: the run has no second moment (beta2 of its optimizer)"
     for config, memory, said in ((plain, "small", True), (plain, "auto", False), (CONFIG, "small", False)):
         found = fit.fitted(config, settings(tmp_path, memory=memory), tmp_path, CPU)
-        assert found is not None
         assert found.why.endswith(words) is said
     with structlog.testing.capture_logs() as logs:
         for own in (True, False):
@@ -114,14 +108,12 @@ def card(monkeypatch: pytest.MonkeyPatch, free: int, main: int, *, short: bool =
 
 def test_a_card_takes_the_first_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fit.counted(CONFIG, PeerSettings())
-    assert model is not None
     full, small, host = (model.need(CONFIG, memory=memory) for memory in ("full", "small", "host"))  # type: ignore[arg-type]
     plenty = 100 * full.memory(1)
     for free, memory in ((full.memory(1), "full"), (small.memory(1), "small"), (host.on("cuda").memory(1), "host")):
         device = card(monkeypatch, free, plenty)
         assert fit.check(CONFIG, settings(tmp_path), tmp_path, device) == (1, memory)
     found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, device)
-    assert found is not None
     assert found.why.endswith(" main memory, memory host (small does not fit)")
     card(monkeypatch, host.on("cuda").memory(1) - 1, plenty)
     with pytest.raises(OperatorError, match=r"one sample does not fit.*cuda"):

@@ -1,7 +1,5 @@
 """How soon a peer is back on the coordinator's stream."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A folder from somebody runs no code: not beside run.toml, not beside an export, and not in a model's own configuration."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

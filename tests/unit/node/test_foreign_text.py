@@ -1,7 +1,5 @@
 """Words of strangers on people's screens: never markup, never escape codes, and no command fails for them."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

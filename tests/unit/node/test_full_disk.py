@@ -1,7 +1,5 @@
 """A peer whose disk is full leaves the run, says so once, shows it as a metric, and takes part again when there is room."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """A guarded command ends with the process that started it, however that one ends."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -58,7 +56,6 @@ def test_the_command_ends_when_its_starter_is_killed(how: tuple[str, ...]) -> No
     code = PARENT if len(how) == 2 else PARENT.replace("sys.argv[1:3]", "sys.argv[1:2]")
     parent = subprocess.Popen([sys.executable, "-c", code, *how], stdout=subprocess.PIPE, text=True)
     try:
-        assert parent.stdout is not None
         guarded = int(parent.stdout.readline())
         assert until(lambda: sleepers(guarded)), "the command did not start"
         [sleeper] = sleepers(guarded)
@@ -67,7 +64,6 @@ def test_the_command_ends_when_its_starter_is_killed(how: tuple[str, ...]) -> No
     finally:
         parent.kill()
         parent.wait(10)
-        assert parent.stdout is not None
         parent.stdout.close()
 
 

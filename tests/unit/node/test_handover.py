@@ -1,7 +1,5 @@
 """A program's own loop makes the same votes as the built-in one, bit for bit; a share that is late, given back or misused."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What is read of the steps that a peer writes: whole lines, and of a long file the end alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

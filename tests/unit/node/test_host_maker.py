@@ -3,8 +3,6 @@
 How they join the momentum stands in test_replica.py, for all modes that save memory.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -179,7 +177,6 @@ def look_ahead(of: Replica) -> Iterator[None]:
 
 
 def borrowed(of: Replica) -> Iterator[None]:
-    assert of.local is not None
     of.local.borrow()
     of.mean_gradient(TEXT, (Range(8, 16),), 8, short(), never)
     of.local.step(1.0)

@@ -1,7 +1,5 @@
 """A module that is loaded later is loaded by its first use, and by no look at it."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

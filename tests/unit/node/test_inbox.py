@@ -1,7 +1,5 @@
 """The door for gossiped announcements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/json.md names the keys that commands print with --json: all of them, and no other."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

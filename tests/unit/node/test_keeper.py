@@ -1,7 +1,5 @@
 """What a peer keeps is written behind its training: told when it is on the disk, bounded, and failures are not lost."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One payload a step, whatever happens to the peer: what was announced is on the disk, and said again."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -99,7 +97,6 @@ def test_evidence_is_told_until_the_log_has_it_and_bounded() -> None:
         box.accuse(bytes([n]), Equivocation(b"1", b"2"))
     assert len(box.equivocations) == EQUIVOCATIONS_MAX
     report = box.next_report()
-    assert report is not None
     assert len(report[0].equivocations) == EQUIVOCATIONS_MAX
     box.sent(report[1])
     assert box.next_report() is None

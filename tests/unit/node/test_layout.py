@@ -1,7 +1,5 @@
 """`swarmentum layout` beside a coordinator: a model whose modules fill the memory ends with a message."""
 
-from __future__ import annotations
-
 import resource
 from typing import Any
 

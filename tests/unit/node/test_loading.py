@@ -1,7 +1,5 @@
 """How far the download of a state is: a rate that counts what came, and not what was on the disk before."""
 
-from __future__ import annotations
-
 from node.training.sync import TOLD_SECONDS, Loading
 
 

@@ -1,7 +1,5 @@
 """Votes of the log that nobody gives: how often they are looked for, what does instead, and what a peer makes of it."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

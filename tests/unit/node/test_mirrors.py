@@ -3,8 +3,6 @@
 Stores, folders, HTTP servers and files are real. The swarm is a stand-in that has some pieces.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading
@@ -303,7 +301,6 @@ def test_what_a_run_may_not_name(states: States, served: WebFolder, tmp_path: Pa
         place_at(str(tmp_path), "run", trusted=False)
     web = reader_of([served.url], None, RUN, LOG, print, trusted=False)
     root = states.manifests[10].root
-    assert web is not None
     assert web.manifest(10, root, 1 << 20) is None, "an address of this machine"
     assert not served.asked
     own = reader_of([], str(tmp_path / "mirror"), RUN, LOG, lambda size: None, trusted=False)

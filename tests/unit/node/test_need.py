@@ -1,7 +1,5 @@
 """What a run needs of a machine: the verdicts, without a machine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

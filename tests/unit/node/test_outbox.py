@@ -1,7 +1,5 @@
 """What is told to the coordinator: everything once, everything again after a lost session, nothing that is decided."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable
@@ -57,14 +55,12 @@ def test_everything_is_told_once() -> None:
 def test_what_the_coordinator_could_not_match_is_told_by_name() -> None:
     box = full()
     body, facts = box.next_report() or (None, [])
-    assert body is not None
     assert body.held.places == b"\x03"
     assert body.held.payloads_sha256 == hashlib.sha256(b"p" * 32 + b"q" * 32).digest()
     unheard = box.name(0b10)
     assert unheard == [Held(b"a" * 32, b"p" * 32), Held(b"b" * 32, b"q" * 32)], "of a mask, all is taken or nothing"
     box.sent([fact for fact in facts if fact not in unheard])
     body, facts = box.next_report() or (None, [])
-    assert body is not None
     assert [(held.step, held.public_key, held.payload_sha256) for held in body.holdings] == [(5, b"b" * 32, b"q" * 32)]
     assert body.held.places == b"\x01", "the other one again, in a mask that can be matched"
     assert body.held.payloads_sha256 == hashlib.sha256(b"p" * 32).digest()
@@ -72,7 +68,6 @@ def test_what_the_coordinator_could_not_match_is_told_by_name() -> None:
     assert told(box) == (0, 0, 0, False)
     box.hold(5, b"c" * 32, b"r" * 32)
     body, _ = box.next_report() or (None, [])
-    assert body is not None
     assert body.held.places == b"\x05", "the one that it named is not said twice"
     assert not body.holdings
 
@@ -167,7 +162,6 @@ def test_an_abstention_is_told_once_and_again_to_whoever_has_not_heard_it() -> N
     for again in (lambda: None, box.everything_again, lambda: box.open_step(opened(7))):
         again()
         report = box.next_report()
-        assert report is not None
         assert (report[0].abstained.step, report[0].abstained.reason) == (7, "the gradient is not finite")
         box.sent(report[1])
         assert box.next_report() is None
@@ -189,7 +183,6 @@ def test_abstentions_leave_nothing_behind() -> None:
     for step in range(1, 5000):
         box.abstain(step, "not finite")
         report = box.next_report()
-        assert report is not None
         box.sent(report[1])
         box.move_head(step)
     assert not box._told
@@ -203,12 +196,10 @@ def test_a_new_session_hears_of_the_snapshots_that_are_here() -> None:
         told(box)
     box.everything_again()
     report = box.next_report()
-    assert report is not None
     assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, False), (30, True), (40, True)]
     box.sent(report[1])
     box.add_snapshot(10, box.snapshots[10][0].root, 1, kept=False)
     report = box.next_report()
-    assert report is not None
     assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, True)]
     box.sent(report[1])
     assert sorted(box.snapshots) == [30, 40]
@@ -222,11 +213,9 @@ def test_a_snapshot_that_goes_while_a_report_is_under_way_is_taken_back() -> Non
     told(box)
     box.add_applied(31, b"d" * 32)
     report = box.next_report()
-    assert report is not None
     box.add_snapshot(10, (10).to_bytes(32, "big"), 1, kept=False)
     box.sent(report[1])
     report = box.next_report()
-    assert report is not None
     assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, True)]
     box.sent(report[1])
     assert sorted(box.snapshots) == [20, 30]
@@ -240,7 +229,6 @@ def test_a_peer_that_starts_again_from_a_snapshot_still_tells_of_older_ones() ->
     box.restart(20)
     box.everything_again()
     report = box.next_report()
-    assert report is not None
     assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, False), (20, False)]
 
 
@@ -249,7 +237,6 @@ def test_a_snapshot_that_is_stored_again_is_reported_again() -> None:
     for kept in (True, False, True, False):
         box.add_snapshot(10, root, 1, kept=kept)
         report = box.next_report()
-        assert report is not None
         assert [s.not_kept for s in report[0].snapshots] == [not kept]
         box.sent(report[1])
 

@@ -1,7 +1,5 @@
 """Streams, blobs, gossip and discovery between real libp2p daemons on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

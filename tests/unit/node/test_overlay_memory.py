@@ -1,7 +1,5 @@
 """A p2pd that takes more memory than it may: it is ended, and started again for ever, later and later."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

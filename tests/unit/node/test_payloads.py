@@ -1,7 +1,5 @@
 """Payloads in memory: what is used stays there, within a bound, so that many pullers do not cost a hash each."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

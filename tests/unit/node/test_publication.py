@@ -1,7 +1,5 @@
 """A peer that does not answer slows nobody down: the training thread waits for the disk, never for another peer."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages that come on a stream: silent strangers keep no member's message out."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Pushed votes: what a member of the roster announced itself is kept; everything else is refused, and nothing is kept of it."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator

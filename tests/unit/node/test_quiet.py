@@ -1,7 +1,5 @@
 """What a library waits for is told once it takes a while, and not before."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports that want no answer: what the coordinator did not take of them, and what a broken stream lost, is reported again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A peer of two ranks: gradients, state and refusals against one device; what torchrun says."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

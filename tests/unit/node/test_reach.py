@@ -1,7 +1,5 @@
 """Whether a peer can be dialled, and its relays: conclusions from answers, and real daemons that dial back and change."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The digest of a state is hashed while the training goes on, and is that of the state as it was."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

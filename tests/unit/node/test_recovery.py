@@ -3,8 +3,6 @@
 The replica, its snapshots and the log's entries are real; the swarm is a stand-in that plays the log again when it is asked to.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,7 +56,6 @@ def updates_of(step: int) -> list[Update]:
     parameter.grad = torch.randn(parameter.shape, generator=generator)
     author.vote(step, lr_from_bits(LR))
     made = author.demo.open_votes
-    assert made is not None
     return [Update(step, made.size, made.payload)]
 
 

@@ -1,7 +1,5 @@
 """How much a peer relays: the bucket, what p2pd says, and when it stops and begins again. Virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing, suppress

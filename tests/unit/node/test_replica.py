@@ -1,7 +1,5 @@
 """The replica: private state, open votes, snapshots; on a tiny model."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -67,7 +65,6 @@ def entry(at: Replica, *payloads: Payload, trials: Sequence[Payload] = ()) -> Si
 def vote(of: Replica, seed: int) -> tuple[bytes, bytes]:
     gradient(of, seed)
     data = of.vote(of.step + 1, LR)
-    assert of.published is not None
     return of.published[1], data
 
 

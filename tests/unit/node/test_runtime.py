@@ -1,7 +1,5 @@
 """A task of a session that fails ends the session once, whatever else fails because of it."""
 
-from __future__ import annotations
-
 import asyncio
 
 from node.swarm.events import Event

@@ -3,8 +3,6 @@
 No service manager of a user runs here. systemd's own checker reads the unit; the commands find a `systemctl` that notes calls.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import plistlib

@@ -1,7 +1,5 @@
 """Options of commands are the peer's settings: `--set`, options of earlier versions, and settings of earlier files."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

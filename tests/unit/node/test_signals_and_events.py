@@ -1,7 +1,5 @@
 """The training thread waits for events with a deadline, whatever signals come meanwhile."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -1,7 +1,5 @@
 """A peer's spans of a step: what it did itself, what it waited for, and nothing of a log that it only replays."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 from typing import Any

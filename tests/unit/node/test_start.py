@@ -3,8 +3,6 @@
 The replica, the snapshots and the log are real; the swarm is the stand-in of `test_recovery`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model's weights as a starting state: their exact bits, and what does not fit. ADR 5."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

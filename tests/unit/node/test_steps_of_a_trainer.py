@@ -1,7 +1,5 @@
 """What the training thread does with the gradient of a step: tells that there is none, or that it is too old."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

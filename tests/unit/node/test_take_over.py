@@ -1,7 +1,5 @@
 """After a take-over, the reports of real outboxes decide the open step in any order, before its deadline."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

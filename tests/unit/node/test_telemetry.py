@@ -1,7 +1,5 @@
 """steps.jsonl after a crash or a full disk."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

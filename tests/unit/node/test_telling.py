@@ -1,7 +1,5 @@
 """What a peer tells when it cannot start: the reason by its error, or else by what it did; and what it keeps to itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

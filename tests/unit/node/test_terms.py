@@ -1,7 +1,5 @@
 """The settings of a run in its present step, as a peer follows them from entry to entry. ADR 44."""
 
-from __future__ import annotations
-
 import pytest
 
 from node.training.ending import EffectiveSettings, LastStep

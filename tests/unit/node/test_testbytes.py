@@ -1,7 +1,5 @@
 """Test bytes for `swarmentum doctor`: measured between real daemons, and bounded for a taker that owes nobody anything."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -35,7 +33,6 @@ async def test_the_rate_is_measured_and_a_network_address_is_served_only_now_and
     async with taking(tmp_path, wire) as (ada, bob):
         key = ada.identity.public_key
         found = await measure(bob.open, key)
-        assert found is not None
         assert found.size == BYTES_MAX - CHUNK_BYTES, "the first chunk starts the watch"
         assert 0 < found.seconds < testbytes.TAKE_SECONDS_MAX
         assert wire.received == BYTES_MAX, "the owner's month counts them"
@@ -106,7 +103,6 @@ async def test_a_taker_that_answers_without_end_or_not_at_all_is_bounded(
         await ada.serve(PROTOCOL, liar)
         async with asyncio.timeout(10):
             found = await measure(bob.open, ada.identity.public_key)
-        assert found is not None
         assert found.size < BYTES_MAX
         await bob.serve(PROTOCOL, mute)
         async with asyncio.timeout(10):

@@ -1,7 +1,5 @@
 """`join --track`: real trackers, offline; one that fails costs nothing but the tracking."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Mapping

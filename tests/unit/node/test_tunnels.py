@@ -1,7 +1,5 @@
 """Local ports that lead p2pd through an HTTP proxy: for which addresses, and what they pass on."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -1,7 +1,5 @@
 """The size of the votes against an uplink of a known speed."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The door for update payloads: everything that is not exactly right is refused, each with its own reason."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

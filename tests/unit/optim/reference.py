@@ -4,8 +4,6 @@ The module shares no code with the fast version, only the names of its constants
 appears only where its rounding is part of the contract. The module refuses to be fast.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Base optimizers against their textbook forms in fp64, and their state."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

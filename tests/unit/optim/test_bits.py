@@ -1,7 +1,5 @@
 """The compiled codec against the portable one: the same bytes, the same codes, the same refusals."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from unittest import mock

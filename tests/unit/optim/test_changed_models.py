@@ -1,7 +1,5 @@
 """What people do to a model or an optimizer after `DeMoOptimizer` was made: right, or refused with the parameter's name."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any

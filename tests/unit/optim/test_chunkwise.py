@@ -1,7 +1,5 @@
 """Muon by chunks: exact, near the iteration in fp64, the same bits on every backend; and parameters too small to keep."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

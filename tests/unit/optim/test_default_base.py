@@ -1,7 +1,5 @@
 """The default base of a run is the one of `DeMoOptimizer`, and works with the settings of votes that change sums."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

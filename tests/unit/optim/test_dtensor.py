@@ -1,7 +1,5 @@
 """A look at a tensor while another thread imports torch's distributed tensors."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """The examples of docs/optimizers.md, run as they say."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -27,7 +25,6 @@ def test_the_example_trains_with_torchrun() -> None:
 def test_the_example_of_a_base_of_one_s_own_trains() -> None:
     example = EXAMPLE.with_name("lion.py")
     function = re.search(r"def lion.*?return update\n", example.read_text(encoding="utf-8"), re.DOTALL)
-    assert function is not None
     assert len(function[0].splitlines()) <= 15
     done = subprocess.run(
         (sys.executable, str(example)), capture_output=True, text=True, timeout=240, check=False, cwd=EXAMPLE.parents[2]

@@ -1,7 +1,5 @@
 """Every method of the family through the same calls: exact whatever the order and the threads, restorable, and it learns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import suppress

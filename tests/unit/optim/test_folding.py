@@ -1,7 +1,5 @@
 """Gradients that join the momentum as they are made give the votes, and the momentum, of gradients that join it together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -114,7 +112,6 @@ def test_a_saved_momentum_of_either_type_becomes_the_other() -> None:
     propose(long, gradients(0))
     short.load_state_dict(long.state_dict())
     assert short.momentum.equal(long.momentum.bfloat16())
-    assert short.open_votes is not None
     assert short.open_votes.payload == long.open_votes.payload  # type: ignore[union-attr]
     long.load_state_dict(short.state_dict())
     assert long.momentum.equal(short.momentum.float())
@@ -188,7 +185,6 @@ def test_a_sum_over_several_passes_waits_in_bf16(ends: bool) -> None:
                 folding.last(2)
             sum((p * g).sum() for p, g in zip(folded.parameters, given, strict=True)).backward()  # type: ignore[union-attr]
             assert all(parameter.grad is None for parameter in folded.parameters)
-    assert folded._folding_room is not None
     assert folded._folding_room.sum_of(0).dtype == torch.bfloat16
     folding.finish(2)
     both = [(first + second) / 2 for first, second in zip(one, other, strict=True)]

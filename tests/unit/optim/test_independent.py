@@ -1,7 +1,5 @@
 """Random places that each peer draws by itself: which they are, who decodes them, and what they move."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Local steps with Muon: matrices move as torch's Muon moves them, tables and vectors as AdamW does; the state comes back."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The method `paper` as a setting: of a run, of a replica, and of `DeMoOptimizer`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

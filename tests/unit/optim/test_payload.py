@@ -1,7 +1,5 @@
 """Every format writes and reads the same votes; nothing else is read."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

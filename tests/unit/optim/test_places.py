@@ -1,7 +1,5 @@
 """Votes whose places follow from the run and the step: which coefficients, their bytes, their door, and what they move."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Two ranks over gloo in real processes: they make the same step with the same settings, or all of them say what differs."""
 
-from __future__ import annotations
-
 import datetime
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A setting of an optimizer has one definition: run.toml's. The optimizers' own configurations refuse what it refuses."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

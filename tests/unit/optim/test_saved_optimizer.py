@@ -1,7 +1,5 @@
 """Every way in which people save, load and copy an optimizer: nothing changes, and training goes on bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

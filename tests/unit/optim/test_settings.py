@@ -1,7 +1,5 @@
 """What users of the field stumble over: defaults, names of tables, stacks of matrices, dtypes, schedulers, own bases."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Then one of two ranks alone, with every base: its parameters and base state against a whole model that is given the same votes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sums of votes as bytes: one encoding, refused otherwise, and the same weights as from the payloads themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Any orthonormal transform: back and forth in fp32, exact in whole numbers, whatever the order of sums."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

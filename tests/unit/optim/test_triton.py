@@ -1,8 +1,6 @@
 """The Triton kernels without a GPU: in Triton's interpreter against the portable path, and compiled for each kind of GPU. In
 processes of their own: the interpreter is chosen when triton is imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Kernels of shared places and of caps above 2: the bits of the portable path, at every bound of their 16-bit lanes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

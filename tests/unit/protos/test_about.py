@@ -1,7 +1,5 @@
 """`--version`, `version` and `help` of both programs, as people type them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which addresses are any, and who is told which."""
 
-from __future__ import annotations
-
 import ipaddress
 
 import pytest

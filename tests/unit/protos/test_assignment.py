@@ -1,7 +1,5 @@
 """Samples: cut, merged and shared out without losing or doubling one."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

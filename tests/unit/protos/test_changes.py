@@ -1,7 +1,5 @@
 """Settings that may change: the door, the one spelling of values, what they make of a run's settings."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What a command logs of an error of ours: its traceback, and nothing of what the variables hold."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

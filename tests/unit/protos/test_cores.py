@@ -1,7 +1,5 @@
 """A container's quota of CPU time counts as cores: both versions of cgroup, nested groups, and files that say nothing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

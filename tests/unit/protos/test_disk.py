@@ -1,7 +1,5 @@
 """Durable writes: what is on the disk at which moment, who may read it, and what a failure leaves."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 from typing import BinaryIO

@@ -1,7 +1,5 @@
 """The signed envelope: what is changed anywhere does not open, and nothing can be taken for something else."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

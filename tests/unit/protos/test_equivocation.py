@@ -1,7 +1,5 @@
 """What proves two payloads for one step, and what proves nothing: nobody can be accused of what it did not sign."""
 
-from __future__ import annotations
-
 import pytest
 
 from protos.assignment import Range

@@ -1,7 +1,5 @@
 """Signed held-out losses: the door, the median, and whether equal states gave equal figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The example of run.toml is made from the settings, so every key of it can be used."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Identity: libp2p's spelling, files that only the owner reads, damage that is told."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Invite links: round trip; what is damaged on the way is said so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The log: entries and ticks survive the wire, the chain takes only its next entry, the door checks every range."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

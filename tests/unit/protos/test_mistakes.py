@@ -1,7 +1,5 @@
 """Each pattern of a setting has an example that fits it: people see the example, never the pattern."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An owner's name and its signature: what the door lets through, and how readers group peers."""
 
-from __future__ import annotations
-
 import pytest
 
 from protos import owner as owners

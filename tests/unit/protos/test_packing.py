@@ -1,7 +1,5 @@
 """Messages packed against the message before them."""
 
-from __future__ import annotations
-
 import secrets
 
 import pytest

@@ -1,7 +1,5 @@
 """The leaky bucket that floods run into."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """run.toml: measured defaults, one spelling on the wire, and errors that name the line, the key and what was given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

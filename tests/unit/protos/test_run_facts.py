@@ -1,7 +1,5 @@
 """Facts of a run from a hostile coordinator, or one of a newer version: shown within seconds, without a traceback."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The patterns of settings take what they should; a wrong value is told without a pattern."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The starting state of a fork: its door, and the bytes of runs that have none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

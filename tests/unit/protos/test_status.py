@@ -1,7 +1,5 @@
 """Both sides of a call agree about its errors: the status that the coordinator answers means the same to its caller."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 

@@ -1,7 +1,5 @@
 """Tickets: the same after the way out and in; what the coordinator did not sign, or what is out of range, is refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

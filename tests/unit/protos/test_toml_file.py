@@ -1,7 +1,5 @@
 """A run.toml may come from a browser: what a text of 64 kB may cost, and that each mistake stays a message."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Spans as a receiver gets them: ids that all parties derive, the sampler's choice of steps, errors in plain words."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Formats of runs and the programs that speak them: both sides name what to install."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Waits between tries grow to a bound, begin anew, and differ between peers."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A wrong wall clock is named, with both times; a right one, and one that nobody can judge, is not."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Addresses of the web in any case and spelling: one parser says what is an address, and what needs a hash."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

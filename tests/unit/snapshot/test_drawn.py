@@ -1,7 +1,5 @@
 """Who stores a snapshot: the same three on every peer, fairly, and never nobody who voted."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

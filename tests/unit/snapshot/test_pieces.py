@@ -1,7 +1,5 @@
 """Snapshots: the same bytes for the same bits, a strict door, and all or nothing."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The private state on a disk that has no more room: one kind of error, and the old file stays."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import resource
@@ -33,7 +31,6 @@ def test_a_disk_that_is_full_anywhere_in_the_file_is_a_clear_error(tmp_path: Pat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     kept = load_private(path, RUN, LAYOUT)
-    assert kept is not None
     assert kept.step == 1
     assert [entry.name for entry in path.parent.iterdir()] == ["private.pt"]
 
@@ -59,7 +56,6 @@ def test_no_damage_is_ever_taken_for_momentum(tmp_path: Path) -> None:
     path = tmp_path / "private.pt"
     data = saved(path)
     state = load_private(path, RUN, LAYOUT)
-    assert state is not None
     assert torch.equal(state.optimizer["momentum"], torch.arange(2_000, dtype=torch.float32))
     copies = list(damaged(data))
     assert len(copies) > 250

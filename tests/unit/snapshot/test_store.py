@@ -1,7 +1,5 @@
 """The peer's own files: whole or not there, verified, bounded, and never another run's."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace
@@ -214,7 +212,6 @@ def test_private_state_comes_back(tmp_path: Path) -> None:
     save_private(STATE, path)
     save_private(STATE, path)
     found = load_private(path, RUN, LAYOUT)
-    assert found is not None
     assert torch.equal(found.optimizer["momentum"].view(torch.int32), STATE.optimizer["momentum"].view(torch.int32))
     assert (found.step, found.bookkeeping, found.optimizer["pending"]) == (5, {"tokens": 12}, None)
     assert list(path.parent.iterdir()) == [path]

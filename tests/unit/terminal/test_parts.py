@@ -1,7 +1,5 @@
 """The pure parts of the terminal view, and its log file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

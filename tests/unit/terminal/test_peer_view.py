@@ -1,7 +1,5 @@
 """The terminal view of a peer, driven by textual's pilot, over a real control door that answers what a peer once answered."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """The terminal view of a run, driven by textual's pilot, on facts as a coordinator gives them."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

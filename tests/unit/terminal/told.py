@@ -1,7 +1,5 @@
 """What a real peer answered to `me` (a run on loopback), for tests that need another value here and there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """Signed logs of a small run, made here with real keys, and what a page needs to follow them."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from protos.identity import Identity

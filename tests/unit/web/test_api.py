@@ -1,7 +1,5 @@
 """The API over a real socket: answers, ETags, pages, other origins, and refusals. The runs are logs that were signed here."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -132,11 +130,9 @@ async def test_what_is_trained_is_told_as_it_is_now() -> None:
     async with page(3) as (site, url):
         run = site.runs[RUN.hex()]
         about = answers.Run.model_validate_json((await get(url + ONE)).body).about
-        assert about is not None
         assert (about.model, about.data, about.tokenizer, about.schedule) == ("llama", ["stdlib"], "bytes", "cosine")
         run.book.settings = (("clock.batch_samples", "32"), ("optimizer.schedule", '"wsd"'))
         about = answers.Run.model_validate_json((await get(url + ONE)).body).about
-        assert about is not None
         assert (about.batch_samples, about.schedule) == (32, "wsd")
         run.book.settings = (
             ("clock.batch_samples", '"lies"'),
@@ -164,7 +160,6 @@ async def test_samples_of_the_model_are_printable_and_thinned() -> None:
 async def test_who_was_here_and_which_coordinator_acts_is_kept() -> None:
     async with page(3) as (site, url):
         run = site.runs[RUN.hex()]
-        assert run.facts is not None
         for at, when in (("one:7700", 100.0), ("one:7700", 101.0), ("two:7700", 102.0)):
             run.looked = when
             run._note(run.facts, at)

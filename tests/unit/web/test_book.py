@@ -1,7 +1,5 @@
 """The figures of a run: equal to the log's, whatever the peers claim, and without a clock of their own."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Live streams: one message for all, bounded readers, and no waiting for a slow one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """The operator's page over HTTP, with the process behind it in this one: who gets in, who does not, what is kept of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """The log on the disk: the bytes that came in go out, page by page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

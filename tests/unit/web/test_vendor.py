@@ -1,7 +1,5 @@
 """The files of others are those that were committed, each with its licence, and the page loads nothing from elsewhere."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path
