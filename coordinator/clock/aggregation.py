@@ -20,7 +20,8 @@ from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Run, Sum
 from coordinator.clock.value_copy import replace
 from protos.assignment import SampleShare
 from protos.holdings import digest_of
-from protos.log import Aggregate, Contribution
+from protos.log import Contribution
+from protos.slices import Aggregate
 
 EQUAL_NEEDED = 2
 """Equal sums of peers that are no anchors."""

@@ -22,7 +22,8 @@ from coordinator.clock.records import TickOpened
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.assignment import SampleShare
-from protos.log import Aggregate, lr_to_bits
+from protos.log import lr_to_bits
+from protos.slices import Aggregate
 from protos.tick import Tick
 
 DECAYED = "its learning rate has decayed"

@@ -29,8 +29,9 @@ from protos.envelope import parse
 from protos.equivocation import open_announcement, prove_exclusion
 from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
-from protos.log import Aggregate, Chain, Contribution, SignedEntry
+from protos.log import Chain, Contribution, SignedEntry
 from protos.orders import SignedOrder
+from protos.slices import Aggregate
 from protos.start import StartingState
 from protos.v1 import archive_pb2
 

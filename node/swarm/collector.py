@@ -22,7 +22,8 @@ from protos.checks import VERDICT_STEPS, drawn
 from protos.errors import Refusal
 from protos.identity import short
 from protos.limits import HASH_BYTES, PAYLOAD_BYTES_MAX
-from protos.log import Aggregate, Contribution, SignedEntry, with_payloads
+from protos.log import Contribution, SignedEntry, with_payloads
+from protos.slices import Aggregate
 
 # A sum of log2(2 cap + 1) bits a place becomes two bits for each unit of the cap: votes, and which of them are silent.
 BALLOTS_OF_A_SUM = 8

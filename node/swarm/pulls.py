@@ -18,7 +18,8 @@ from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import View
 from protos.errors import NetworkError
-from protos.log import Aggregate, Contribution
+from protos.log import Contribution
+from protos.slices import Aggregate
 
 FETCH_ROUNDS_MAX = 6
 # A peer asks for votes that the log names so often before it loads a snapshot instead.

@@ -26,7 +26,6 @@ from protos.errors import OperatorError, Refusal
 from protos.identity import Identity, peer_id
 from protos.limits import PAYLOAD_BYTES_MAX
 from protos.log import (
-    Aggregate,
     Contribution,
     Entry,
     Equivocation,
@@ -40,6 +39,7 @@ from protos.log import (
 from protos.optimizer_config import OptimizerConfig
 from protos.orders import OperatorOrder, SignedOrder, order_body
 from protos.run_config import RunConfig
+from protos.slices import Aggregate
 from protos.v1 import archive_pb2, log_pb2, update_pb2
 
 COORDINATOR, ADA, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))

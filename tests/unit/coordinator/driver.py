@@ -63,8 +63,9 @@ from coordinator.clock.state import (
 from protos.assignment import Range, assign, merge
 from protos.holdings import digest_of as digest_over
 from protos.holdings import mask_of
-from protos.log import Aggregate, Entry, entry_body, entry_hash
+from protos.log import Entry, entry_body, entry_hash
 from protos.run_config import ClockConfig, RunConfig
+from protos.slices import Aggregate
 from protos.tick import Tick
 
 RUN_ID = bytes([7]) * 32

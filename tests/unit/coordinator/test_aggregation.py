@@ -15,9 +15,9 @@ from coordinator.clock.state import Run
 from protos.admission_config import AdmissionConfig
 from protos.holdings import digest_of as digest_over
 from protos.identity import Identity, peer_id
-from protos.log import Aggregate
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
+from protos.slices import Aggregate
 from tests.unit.coordinator.driver import (
     LAYOUT,
     Harness,

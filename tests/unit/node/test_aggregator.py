@@ -24,7 +24,8 @@ from protos.assignment import Range, SampleShare
 from protos.checks import drawn
 from protos.errors import Refusal
 from protos.holdings import digest_of
-from protos.log import Aggregate, Contribution, Entry, SignedEntry, contributions_body, summed_entry
+from protos.log import Contribution, Entry, SignedEntry, contributions_body, summed_entry
+from protos.slices import Aggregate
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 
