@@ -151,11 +151,15 @@ class Electors:
 
 @dataclass(frozen=True)
 class Quorum:
-    """The holders that a payload needs: `needed` of the members in the mask `within`; with `anchor`, an anchor."""
+    """The holders that a payload needs: `needed` of the members in the mask `within`; with `anchor`, an anchor.
+
+    `ranges`: those that each slice of it needs, if the step's aggregators take slices.
+    """
 
     within: int
     needed: int
     anchor: bool = False
+    ranges: tuple[Quorum, ...] = ()
 
 
 @dataclass(frozen=True)
