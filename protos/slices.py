@@ -53,6 +53,8 @@ def open_list(data: bytes) -> tuple[Slice, ...]:
         Slice(named[at : at + HASH_BYTES], int.from_bytes(named[at + HASH_BYTES : at + _NAMED_BYTES], "big"))
         for at in starts
     )
+    if not all(it.total_bytes for it in found):
+        raise Refusal(Reason.OUT_OF_RANGE, "a slice of no bytes")
     if total_bytes(found) > PAYLOAD_BYTES_MAX:
         raise Refusal(Reason.TOO_LARGE, f"slices of {total_bytes(found)} bytes, at most {PAYLOAD_BYTES_MAX}")
     return found
@@ -111,11 +113,14 @@ def joined(parts: Sequence[bytes]) -> bytes:
 
 
 def some(data: bytes, ranges: int, which: Iterable[int]) -> bytes:
-    """Of a whole payload: its list, and the slices of these ranges alone."""
+    """Of a whole payload that this peer made: its list, and the slices of these ranges alone."""
     if ranges == 1:
         return data
-    head, parts = data[: list_bytes(ranges)], split(data, ranges)
-    return head + b"".join(parts[at] for at in which)
+    at, parts = list_bytes(ranges), list[bytes]()
+    for it in open_list(data[:at]):
+        parts.append(data[at : at + it.total_bytes])
+        at += it.total_bytes
+    return data[: list_bytes(ranges)] + b"".join(parts[number] for number in which)
 
 
 def split(data: bytes, ranges: int, which: Iterable[int] | None = None) -> list[bytes]:
@@ -134,6 +139,13 @@ def split(data: bytes, ranges: int, which: Iterable[int] | None = None) -> list[
     if at != len(data):
         raise Refusal(Reason.MALFORMED, f"{len(data) - at} bytes behind the last slice")
     return found
+
+
+def blobs_of(data: bytes, ranges: int, which: Iterable[int] | None = None) -> list[tuple[bytes, bytes]]:
+    """What travels of a payload, by hash: its list first, whose hash is its name, then its slices. Raises as `split` does."""
+    parts = split(data, ranges, which)
+    head = [data[: list_bytes(ranges)]] if ranges > 1 else []
+    return [(hashlib.sha256(it).digest(), it) for it in (*head, *parts)]
 
 
 def hash_of(data: bytes, ranges: int, named_bytes: int | None = None) -> bytes:

@@ -62,7 +62,7 @@ def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[P
         emit=emit,
         said=said,
     )
-    view: Any = SimpleNamespace(roster=roster, step=STEP, aggregators=lambda step: ())
+    view: Any = SimpleNamespace(roster=roster, step=STEP, ranges=1, aggregators=lambda step: ())
     agreed: Any = SimpleNamespace(newest=newest)
     pulls = Pulls(fetcher, payloads, view, agreed, runtime, patience_seconds=1e9)
     return pulls, SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads)
