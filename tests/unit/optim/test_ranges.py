@@ -17,6 +17,7 @@ from protos.errors import Refusal
 from protos.slices import Aggregate, list_bytes, slice_of, split, sum_in
 from protos.slices import open_aggregate as named_aggregate
 from protos.v1 import log_pb2
+from tests.sim.sums import summed
 from tests.unit.optim.test_sums import DIGEST, RUN, votes
 
 STEP = 5
@@ -28,18 +29,6 @@ def door(chunks: int, ranges: int, cap: int = 2) -> UpdateDoor:
 
 def payload(update: Update, chunks: int, ranges: int) -> bytes:
     return encode(RUN, DIGEST, update, chunks, ranges)
-
-
-def added_up(updates: list[Update], chunks: int, ranges: int, cap: int) -> bytes:
-    """The sum as the aggregators of each range make it, of the slices of its range alone."""
-    whole = door(chunks, ranges, cap)
-    cuts = [split(payload(update, chunks, ranges), ranges) for update in updates]
-    made = [
-        aggregate(part, [part.open(slices[number], STEP) for slices in cuts], STEP)
-        for number, part in enumerate(whole.parts)
-    ]
-    named = sum_in([slice_of(data) for data in made]) if ranges > 1 else None
-    return (b"" if named is None else named.slices) + b"".join(made)
 
 
 @given(st.integers(1, 70), st.integers(1, 64))
@@ -75,14 +64,14 @@ def test_sums_of_slices_are_those_of_whole_payloads(chunks: int, ranges: int, ca
     """Also of peers that chose other sizes than the run's: the same votes, bit for bit."""
     sizes = (16, 64, 16, 1024, 32)
     said = [Update(STEP, size, votes(size, chunks, seed + peer)) for peer, size in enumerate(sizes)]
-    one, several = (added_up(said, chunks, count, cap) for count in (1, ranges))
+    one, several = (summed(door(chunks, count, cap), said, STEP) for count in (1, ranges))
     assert open_aggregate(door(chunks, 1, cap), one, STEP, len(one)) == open_aggregate(
         door(chunks, ranges, cap), several, STEP, len(several)
     )
 
 
 def test_no_votes_have_a_sum_of_slices_that_moves_nothing() -> None:
-    data = added_up([], 6, 3, 2)
+    data = summed(door(6, 3), [], STEP)
     assert open_aggregate(door(6, 3), data, STEP, len(data)) == ()
 
 
