@@ -6,6 +6,7 @@ Refuses to build a model or to read settings; node/app.py does that for the prog
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from node.training.uplink import VoteSize
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor, aggregate, open_aggregate
 from node.wire.validate import bytes_max as aggregate_bytes_max
+from protos.errors import Refusal
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig
@@ -63,6 +65,12 @@ class LateDoor:
         """See `UpdateDoor.open`."""
         return self._known().open(data, step, named_bytes)
 
+    def part(self, number: int) -> LateDoor:
+        """The door of one range's slices."""
+        found = copy(self)
+        found.door = self._known().parts[number]
+        return found
+
     @property
     def aggregate_bytes_max(self) -> int:
         """The longest sum of votes that passes."""
@@ -72,14 +80,16 @@ class LateDoor:
         """See `node.wire.validate.aggregate`."""
         return aggregate(self._known(), updates, step)
 
-    def open_aggregate(self, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]:
+    def open_aggregate(
+        self, data: bytes, step: int, named_bytes: int, refused: Callable[[Refusal], None] | None = None
+    ) -> tuple[Update, ...]:
         """See `node.wire.validate.open_aggregate`."""
-        return open_aggregate(self._known(), data, step, named_bytes)
+        return open_aggregate(self._known(), data, step, named_bytes, refused)
 
     def fit(self, replica: Replica, cap: int) -> None:
         """The model is built: from now on the door takes payloads of its layout, and sums with the run's `cap`."""
-        demo = replica.demo
-        self.door = UpdateDoor(replica.run_id, replica.layout_digest, demo.layout.chunks, demo.form, cap)
+        demo, of = replica.demo, (replica.run_id, replica.layout_digest)
+        self.door = UpdateDoor(*of, demo.layout.chunks, demo.form, cap, replica.ranges)
 
     def _known(self) -> UpdateDoor:
         assert self.door is not None, "the model is built before the run is joined"
@@ -156,6 +166,7 @@ def assemble(
     """
     if samples is not None and isinstance(replica.maker, BuiltIn):
         replica.maker.ready(config.data.context)  # before others wait for this peer
+    replica.ranges = config.clock.ranges
     home.door.fit(replica, config.optimizer.cap)
     parent = None if start is None else home.folder.with_name(folder_of(start.run_id)) / PIECES
     make: Callable[..., Trainer] = Trainer if copy_at is None else partial(Copier, copy_at=copy_at)

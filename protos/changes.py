@@ -53,6 +53,7 @@ _WHY_NOT: Final = (
     ("admission.allowed", "the list is a part of the run's definition; set admission.mode=invite, and make tickets"),
     ("trust.", "peers check each other by it since they started"),
     ("clock.strict", "votes of a strict run follow from its seed"),
+    ("clock.ranges", "all peers cut their votes by it since they started"),
     ("clock.digest_steps", "all peers compare digests by it since they started"),
     ("optimizer.", "the state and the votes of all peers depend on it"),
     ("model", "the state holds the parameters of this model"),

@@ -26,7 +26,7 @@ COMMON = frozenset({
     "clock.steps", "clock.batch_samples", "clock.deadline_ms_max", "admission.mode", "overlay.bootstrap",
 })  # fmt: skip
 """The keys of run.toml that people set. The rest has defaults that fit, or follows from these."""
-FILLED_IN = frozenset({"model.reference", "trust.anchored"})
+FILLED_IN = frozenset({"clock.ranges", "model.reference", "trust.anchored"})
 """Keys that `run create` writes into a run's definition. They are no settings of a person."""
 MEASURED = (
     "clock.quorum", "clock.deadline_mad_factor", "clock.deadline_ms_min", "clock.digest_steps",

@@ -21,7 +21,8 @@ PAYLOAD_BYTES_MAX = 1 << 28
 
 ENTRY_CONTRIBUTIONS_MAX = 2048
 ROSTER_PEERS_MAX = 2048
-AGGREGATORS_MAX = 4  # of one step
+AGGREGATORS_MAX = 4  # of one range of one step
+RANGES_MAX = 64  # a tick names each of their aggregators by a byte
 POOL_RANGES_MAX = 4096
 ENTRY_BYTES_MAX = 352 * 1024  # of each part as many as may be, and 4 exclusions with all their evidence: 338 KB
 TICK_BYTES_MAX = 192 * 1024

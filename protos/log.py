@@ -20,6 +20,7 @@ from protos.errors import Reason, Refusal
 from protos.evaluation import evaluations_from
 from protos.identity import Identity
 from protos.orders import OrderRule, SignedOrder, signed_order_body, signed_orders_from
+from protos.slices import Aggregate, open_aggregate
 from protos.v1 import envelope_pb2, log_pb2
 
 _ENTRY_DOMAIN = b"swarmentum/v1/entry\0"
@@ -42,16 +43,6 @@ class Contribution:
     loss: float
     check_permille: int = 0
     arrival: int = 0
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """The sum of a set of votes, by the sha256 and the length of its bytes. ADR 33."""
-
-    sha256: bytes
-    total_bytes: int
-    payloads_sha256: bytes = b""
-    """In an entry: the hash over the hashes of these votes' payloads, which the contributions then do not have."""
 
 
 @dataclass(frozen=True)
@@ -270,14 +261,6 @@ def _entry(data: bytes) -> Entry:
         aggregate=aggregate,
         orders=signed_orders_from(body.orders),
     )
-
-
-def open_aggregate(body: log_pb2.Aggregate) -> Aggregate:
-    """The name of a sum of votes; raises `Refusal`."""
-    in_range(len(body.sha256) == limits.HASH_BYTES, "hash length of an aggregate")
-    in_range(len(body.payloads_sha256) in (0, limits.HASH_BYTES), "hash length of an aggregate's payloads")
-    in_range(0 < body.total_bytes <= limits.PAYLOAD_BYTES_MAX, f"aggregate of {body.total_bytes} bytes")
-    return Aggregate(body.sha256, body.total_bytes, body.payloads_sha256)
 
 
 def summed_entry(entry: Entry, aggregate: Aggregate, payloads_sha256: bytes) -> Entry:

@@ -20,6 +20,7 @@ from protos.limits import (
     AGGREGATORS_MAX,
     CONFIG_JSON_BYTES_MAX,
     ENTRY_CONTRIBUTIONS_MAX,
+    RANGES_MAX,
 )
 from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web, own_text_misfits
 from protos.mixture import phases
@@ -160,6 +161,10 @@ class ClockConfig(Section):
     aggregators: int = Field(default=0, ge=0, le=AGGREGATORS_MAX)
     """So many peers add a step's votes up, anchors first, and every peer takes the sum: its traffic does not grow with the
     swarm (docs/scale.md). Only with optimizer.selection random, where `run create` sets 3. 0: every peer takes all payloads."""
+
+    ranges: int = Field(default=1, ge=1, le=RANGES_MAX)
+    """With aggregators: into so many ranges the model is divided, each with aggregators of its own, so that none of them takes
+    whole payloads. With anchors, each range has one of them. 1: an aggregator takes and adds up whole payloads."""
 
     deadline_ms_min: int = Field(default=2_000, ge=100, le=3_600_000)
     """No step closes on a missing peer before this."""
@@ -315,6 +320,12 @@ class RunConfig(Section):
                 "clock.aggregators",
                 "optimizer.selection",
             )
+        if self.clock.ranges > 1 and not self.clock.aggregators:
+            raise Mistake(
+                f"clock.ranges {self.clock.ranges} divides what aggregators add up: set clock.aggregators, or remove it",
+                "clock.ranges",
+                "clock.aggregators",
+            )
         if self.trust.enabled and self.optimizer.method == "paper":
             raise Mistake(
                 '`trust.enabled` does not work with `optimizer.method = "paper"`: a mean is as large as its largest sender '
@@ -356,10 +367,13 @@ class RunConfig(Section):
             raise Refusal(Reason.OUT_OF_RANGE, f"configuration: {mistake}")
 
     def canonical_json(self) -> str:
-        """One spelling for one configuration: sorted keys, no spaces. Earlier versions read a run without operators' keys."""
+        """One spelling for one configuration: sorted keys, no spaces. Earlier versions read a run without operators' keys, or
+        with one range."""
         values = self.model_dump(mode="json")
         if self.operators == OperatorsConfig():
             del values["operators"]
+        if self.clock.ranges == 1:
+            del values["clock"]["ranges"]
         return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 

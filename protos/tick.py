@@ -29,11 +29,24 @@ class Tick:
     lr_bits: int
     aggregators: tuple[bytes, ...] = ()
     """The peers that add the votes up, in the order of the draw; none: every peer takes every payload."""
+    ranges: tuple[bytes, ...] = ()
+    """Of each range, the places of its own aggregators in `aggregators`; empty in a run of one range: they are of it all."""
 
     @cached_property
     def places(self) -> Mapping[bytes, int]:
         """Roster member -> its place in the roster's order."""
         return {share.public_key: place for place, share in enumerate(self.roster)}
+
+    @cached_property
+    def by_range(self) -> tuple[tuple[bytes, ...], ...]:
+        """The aggregators of each range; none: every peer takes every payload."""
+        if not self.ranges:
+            return (self.aggregators,) if self.aggregators else ()
+        return tuple(tuple(self.aggregators[place] for place in row) for row in self.ranges)
+
+    def ranges_of(self, public_key: bytes) -> tuple[int, ...]:
+        """The ranges whose votes this peer adds up."""
+        return tuple(number for number, keys in enumerate(self.by_range) if public_key in keys)
 
     @property
     def lr(self) -> float:
@@ -51,6 +64,7 @@ def tick_body(tick: Tick) -> log_pb2.Tick:
         pool=ranges_body(tick.pool),
         lr_bits=tick.lr_bits,
         aggregators=tick.aggregators,
+        ranges=tick.ranges,
     )
 
 
@@ -76,7 +90,11 @@ def tick_from_body(body: log_pb2.Tick) -> Tick:
     for member in body.roster:
         in_range(len(member.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
         in_range(member.samples <= limits.SAMPLE_INDEX_MAX, f"{member.samples} samples")
-    in_range(len(body.aggregators) <= limits.AGGREGATORS_MAX, f"{len(body.aggregators)} aggregators")
+    most = limits.AGGREGATORS_MAX * max(len(body.ranges), 1)
+    in_range(len(body.ranges) <= limits.RANGES_MAX, f"{len(body.ranges)} ranges")
+    in_range(len(body.aggregators) <= most, f"{len(body.aggregators)} aggregators")
+    for row in body.ranges:
+        in_range(0 < len(row) == len({*row}) and max(row) < len(body.aggregators), "the aggregators of a range")
     in_range(len({*body.aggregators}) == len(body.aggregators), "an aggregator is named twice")
     in_range(all(len(key) == limits.PUBLIC_KEY_BYTES for key in body.aggregators), "public key length")
     return Tick(
@@ -87,4 +105,5 @@ def tick_from_body(body: log_pb2.Tick) -> Tick:
         pool=open_ranges(body.pool),
         lr_bits=open_lr(body.lr_bits),
         aggregators=tuple(body.aggregators),
+        ranges=tuple(body.ranges),
     )

@@ -13,14 +13,16 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from coordinator.clock import electorate, rules
+from coordinator.clock import electorate, holder_counts, rules
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Run, Summing
 from coordinator.clock.value_copy import replace
 from protos.assignment import SampleShare
 from protos.holdings import digest_of
-from protos.log import Aggregate, Contribution
+from protos.log import Contribution
+from protos.slices import Aggregate, Slice, sum_in
+from protos.tick import Tick
 
 EQUAL_NEEDED = 2
 """Equal sums of peers that are no anchors."""
@@ -34,27 +36,50 @@ def worth(members: int, aggregators: int, cap: int) -> bool:
     return members - 1 > aggregators + math.log2(2 * cap + 1)
 
 
-def drawn(run: Run, roster: Iterable[SampleShare], attempt: int) -> tuple[bytes, ...]:
-    """The aggregators of the next step for this roster; none if every peer takes every payload."""
+def assigned(run: Run, tick: Tick) -> Tick:
+    """The tick with its aggregators, and what each of them adds up."""
+    rows = drawn(run, tick.roster, tick.attempt)
+    several = tuple(dict.fromkeys(key for row in rows for key in row))
+    ranges = tuple(bytes(map(several.index, row)) for row in rows) if len(rows) > 1 else ()
+    return replace(tick, aggregators=several, ranges=ranges)
+
+
+def drawn(run: Run, roster: Iterable[SampleShare], attempt: int) -> list[list[bytes]]:
+    """The aggregators of each range of the next step for this roster; none if every peer takes every payload."""
     clock, members = run.config.clock, [share.public_key for share in roster]
     if not clock.aggregators or not worth(len(members), clock.aggregators, run.config.optimizer.cap):
-        return ()
+        return []
     anchors = [key for key in run.anchors_here if run.peers[key].phase is PeerPhase.READY and not is_resting(run, key)]
     if not anchors and (run.anchored or run.config.admission.mode == "open"):
-        return ()
+        return []
     able = [key for key in members if _is_able(run, run.peers.get(key))]
     seed = run.head_hash + attempt.to_bytes(4, "big")
 
     def order(keys: Sequence[bytes]) -> list[bytes]:
         return sorted(keys, key=lambda key: hashlib.sha256(b"swarmentum/v1/aggregators\0" + seed + key).digest())
 
-    found = [*order(anchors), *order(able)][: clock.aggregators]
-    return tuple(found) if anchors or len(found) >= EQUAL_NEEDED else ()
+    found = dealt(order(anchors), order(able), clock.ranges, clock.aggregators)
+    return found if anchors or len(found[0]) >= EQUAL_NEEDED else []
+
+
+def dealt(anchors: Sequence[bytes], able: Sequence[bytes], ranges: int, each: int) -> list[list[bytes]]:
+    """So many aggregators for each range: an anchor in each, if there is one, and the other peers in turn."""
+    found, turn = list[list[bytes]](), 0
+    for number in range(ranges):
+        own = list(anchors[number::ranges] or anchors[number % len(anchors) :][:1] if anchors else ())[:each]
+        more = min(each - len(own), len(able))
+        found.append([*own, *(able[(turn + at) % len(able)] for at in range(more))])
+        turn += more
+    return found
 
 
 def are_lost(run: Run, step: OpenStep) -> bool:
     """Whether so many aggregators of the open step have hung up that the others cannot decide about a sum."""
-    left = [key for key in step.tick.aggregators if key not in run.peers or not run.peers[key].gone]
+    return any(_is_lost(run, keys) for keys in step.tick.by_range)
+
+
+def _is_lost(run: Run, keys: Sequence[bytes]) -> bool:
+    left = [key for key in keys if key not in run.peers or not run.peers[key].gone]
     return not run.anchors.intersection(left) and len(left) < EQUAL_NEEDED
 
 
@@ -103,6 +128,9 @@ def summed(run: Run, reporter: bytes, said: Summed) -> Outcome:
         return run, []
     if reporter not in tick.aggregators:
         return run, [Refuse(reporter, f"a sum of step {said.step}, of which you are no aggregator")]
+    own = len(tick.ranges_of(reporter))
+    if bool(said.aggregate.slices) != bool(tick.ranges) or len(said.aggregate.parts) != own:
+        return run, [Refuse(reporter, f"a sum of step {said.step} in other slices than yours: you add up {own} ranges")]
     summing = replace(summing, sums={**summing.sums, reporter: said.aggregate})
     return replace(run, step=replace(current, summing=summing)), []
 
@@ -121,10 +149,9 @@ def verdict(run: Run, step: OpenStep, now_ms: int) -> tuple[Aggregate | None, st
     """The sum that counts, or None: with the reason, if no sum can count any more (else empty)."""
     summing = step.summing
     assert summing is not None
-    found = _most({key: it for key, it in summing.sums.items() if key in run.anchors}, 1)
-    found = found or _most(summing.sums, EQUAL_NEEDED)
-    if found is not None:
-        return found, ""
+    found = [it for it in _decided(run, step) if it is not None]
+    if len(found) == len(step.tick.by_range):
+        return sum_in(found) if step.tick.ranges else Aggregate(found[0].sha256, found[0].total_bytes), ""
     here = [key for key in step.tick.aggregators if key in run.peers and run.peers[key].is_here]
     silent = [key for key in here if key not in summing.sums]
     if now_ms >= summing.until_ms:
@@ -134,9 +161,26 @@ def verdict(run: Run, step: OpenStep, now_ms: int) -> tuple[Aggregate | None, st
     return None, ""
 
 
-def _most(sums: Mapping[bytes, Aggregate], needed: int) -> Aggregate | None:
+def _by_range(step: OpenStep) -> list[dict[bytes, Slice]]:
+    """The sums of each range that have come, by aggregator."""
+    found: list[dict[bytes, Slice]] = [{} for _ in step.tick.by_range]
+    for key, aggregate in () if step.summing is None else step.summing.sums.items():
+        for number, part in zip(step.tick.ranges_of(key), aggregate.parts, strict=True):
+            found[number][key] = part
+    return found
+
+
+def _decided(run: Run, step: OpenStep) -> list[Slice | None]:
+    """The sum of each range that counts, as far as the sums decide."""
+    return [
+        _most({key: it for key, it in sums.items() if key in run.anchors}, 1) or _most(sums, EQUAL_NEEDED)
+        for sums in _by_range(step)
+    ]
+
+
+def _most(sums: Mapping[bytes, Slice], needed: int) -> Slice | None:
     """The sum that more of these aggregators sent than any other, and at least so many."""
-    counts: dict[Aggregate, int] = {}
+    counts: dict[Slice, int] = {}
     for aggregate in sums.values():
         counts[aggregate] = counts.get(aggregate, 0) + 1
     most = max(counts.values(), default=0)
@@ -144,20 +188,32 @@ def _most(sums: Mapping[bytes, Aggregate], needed: int) -> Aggregate | None:
     return best[0] if most >= needed and len(best) == 1 else None
 
 
-def rested(run: Run, step: OpenStep, aggregate: Aggregate | None) -> Outcome:
-    """Aggregators whose sum is another than the one that counts have a rest; without one, all of them."""
-    sums = {} if step.summing is None else step.summing.sums
-    wrong = [key for key in step.tick.aggregators if aggregate is None or sums.get(key, aggregate) != aggregate]
-    if not wrong:
+def rested(run: Run, step: OpenStep) -> Outcome:
+    """Aggregators whose sum is another than the one that counts have a rest, and so have all of a range that has none."""
+    failed, wrong = _failed(run, step), set[bytes]()
+    for keys, sums, right in zip(step.tick.by_range, _by_range(step), _decided(run, step), strict=True):
+        wrong.update(key for key in keys if right is not None and sums.get(key, right) != right)
+    none = {key for number in failed for key in step.tick.by_range[number]}
+    if not wrong and not none:
         return run, []
-    until = run.head_step + REST_STEPS
+    until, at = run.head_step + REST_STEPS, step.tick.step
+    resting = [key for key in step.tick.aggregators if key in wrong | none]
     kept = {key: at for key, at in run.resting.items() if at > run.head_step}
-    run = replace(run, resting=dict([*kept.items(), *((key, until) for key in wrong)][-RESTING_MAX:]))
-    text = f"this peer's sum of the votes of step {step.tick.step} differs from the one that counts"
-    if aggregate is None:
-        text = f"no sum of the votes of step {step.tick.step} counts"
-    why = f"{text}; it adds no votes up for {REST_STEPS} steps"
-    return run, [SendNotice(NoticeKind.WAITING, why, to=key) for key in wrong]
+    run = replace(run, resting=dict([*kept.items(), *((key, until) for key in resting)][-RESTING_MAX:]))
+    why = {True: f"this peer's sum of the votes of step {at} differs from the one that counts"}
+    why[False] = f"no sum of the votes of step {at} counts"
+    rest = f"; it adds no votes up for {REST_STEPS} steps"
+    return run, [SendNotice(NoticeKind.WAITING, why[key in wrong] + rest, to=key) for key in resting]
+
+
+def _failed(run: Run, step: OpenStep) -> list[int]:
+    """The ranges whose aggregators do not decide: they have left, or do not hold what was announced, or disagree."""
+    if step.summing is not None:
+        return [number for number, right in enumerate(_decided(run, step)) if right is None]
+    lost = [number for number, keys in enumerate(step.tick.by_range) if _is_lost(run, keys)]
+    if lost or not step.tick.ranges:
+        return lost or [0]
+    return [number for number, mask in enumerate(holder_counts.by_range(step)) if step.claimed & ~mask]
 
 
 def _digest(contributions: Iterable[Contribution]) -> bytes:

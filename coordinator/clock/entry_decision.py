@@ -16,7 +16,8 @@ from coordinator.clock.value_copy import replace
 from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
 from protos.limits import EVALUATIONS_MAX, OWNER_STEPS_MIN, POOL_RANGES_MAX
-from protos.log import Aggregate, Contribution, Entry, entry_body, entry_hash, summed_entry
+from protos.log import Contribution, Entry, entry_body, entry_hash, summed_entry
+from protos.slices import Aggregate
 
 MS = 1000
 _COPIED = "another peer announced the same payload first"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from coordinator.clock.records import EntryCommitted, SnapshotFact
 from protos.changes import Settings
 from protos.equivocation import Offence
-from protos.log import Aggregate, Verdict
+from protos.log import Verdict
 from protos.owner import NOBODY, Owner
+from protos.slices import Aggregate
 from protos.ticket import Ticket
 
 

@@ -11,6 +11,8 @@ Refuses to decide how many holders are enough (`quorum.py`). ADR 8.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import and_, or_
 
 from coordinator.clock.events import HeldPlaces
 from coordinator.clock.state import OpenStep
@@ -73,12 +75,37 @@ def hold(step: OpenStep, reporter: bytes, mask: int, *, anchor: bool = False) ->
     if place is not None and new:
         step = replace(step, held={**step.held, reporter: before | new})
         if rule is not None and rule.within >> place & 1:
-            tally = added(step.tally, new)
-            counted = step.counted if rule.anchor else reaching(tally, rule.needed)
-            step = replace(step, tally=tally, counted=counted)
+            step = replace(step, tally=added(step.tally, new))
+            step = replace(step, counted=counted(step))
     if anchor and rule is not None and rule.anchor:
-        step = replace(step, counted=step.anchored)
+        step = replace(step, counted=counted(step))
     return step
+
+
+def counted(step: OpenStep) -> int:
+    """Mask of the authors whose payload the quorum holds: each slice of it, if the step's aggregators take slices."""
+    rule = step.counted_by
+    assert rule is not None, "the step has its rule first"
+    if rule.ranges:
+        return reduce(and_, by_range(step))
+    return step.anchored if rule.anchor else reaching(step.tally, rule.needed)
+
+
+def by_range(step: OpenStep) -> list[int]:
+    """Masks of the authors whose slice an anchor of the range holds, or enough of its aggregators, for each range."""
+    found = list[int]()
+    for keys, rule in zip(
+        step.tick.by_range, step.counted_by.ranges if step.counted_by is not None else (), strict=True
+    ):
+        if rule.anchor:
+            found.append(reduce(or_, (step.by_anchor.get(key, 0) for key in keys), 0))
+            continue
+        tally: tuple[int, ...] = ()
+        for key in keys:
+            if rule.within & step.bit(key):
+                tally = added(tally, step.held.get(key, 0))
+        found.append(reaching(tally, rule.needed))
+    return found
 
 
 def _has_room(by_anchor: Mapping[bytes, object], anchor: bytes) -> bool:
@@ -173,7 +200,12 @@ def without(step: OpenStep, author: bytes) -> OpenStep:
 
 
 def carried_over(before: OpenStep, opened: OpenStep) -> OpenStep:
-    """The same step with another roster. A member that is still in it keeps its holdings of authors that are still in it."""
+    """The same step with another roster. A member that is still in it keeps its holdings of authors that are still in it.
+
+    Not those of aggregators that took slices: they may have other ranges now, and say again what they hold.
+    """
+    if before.tick.ranges:
+        before = replace(before, held={}, named={}, by_anchor={}, named_by_anchor={})
     new = opened.tick.places
     moves = [
         (1 << old, 1 << new[share.public_key])

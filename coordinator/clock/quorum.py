@@ -66,7 +66,15 @@ def quorum(run: Run, step: OpenStep, now_ms: int) -> Quorum:
     says = bool(within & step.anchored) or any(within & step.bit(author) for author, _ in step.anchor_named)
     silent = not says and (run.anchor_late or now_ms >= step.deadline_at_ms)
     anchor = not silent and anchor_here(run)
-    return Quorum(within, quorum_of(run.config.clock.quorum, within.bit_count()), anchor)
+    rule = Quorum(within, quorum_of(run.config.clock.quorum, within.bit_count()), anchor)
+    if not step.tick.ranges:
+        return rule
+    parts = list[Quorum]()
+    for keys in step.tick.by_range:
+        own = sum(step.bit(key) for key in keys) & step.here
+        anchored = anchor and any(key in run.anchors_here for key in keys)
+        parts.append(Quorum(own, quorum_of(run.config.clock.quorum, own.bit_count()), anchored))
+    return replace(rule, ranges=tuple(parts))
 
 
 def anchor_here(run: Run) -> bool:
@@ -79,9 +87,8 @@ def counted(run: Run, step: OpenStep, now_ms: int) -> OpenStep:
     now = quorum(run, step, now_ms)
     if now == step.counted_by:
         return step
-    tally = holder_counts.tallied(step, now.within)
-    mask = step.anchored if now.anchor else holder_counts.reaching(tally, now.needed)
-    return replace(step, counted=mask, counted_by=now, tally=tally)
+    step = replace(step, counted_by=now, tally=holder_counts.tallied(step, now.within))
+    return replace(step, counted=holder_counts.counted(step))
 
 
 def most_counted(run: Run, step: OpenStep, now_ms: int) -> bool:

@@ -128,10 +128,16 @@ def _holds(run: Run, event: Reported) -> Outcome:
     effects: list[Effect] = []
     if event.held is not None:
         current, effects = _by_places(current, event, event.held, anchor=peer.anchor)
-    if event.holdings:
+    if event.holdings and not _is_of_earlier_attempt(current, event):
         current, more = _by_name(current, event, anchor=peer.anchor)
         effects += more
     return replace(run, step=current), effects
+
+
+def _is_of_earlier_attempt(current: OpenStep, event: Reported) -> bool:
+    """Whether names may be of payloads of which the peer held other slices: aggregators of slices say for which attempt."""
+    said = event.held
+    return bool(current.tick.ranges) and (said is None or said.attempt != current.tick.attempt)
 
 
 def _by_places(current: OpenStep, event: Reported, said: HeldPlaces, *, anchor: bool) -> tuple[OpenStep, list[Effect]]:

@@ -19,9 +19,10 @@ from protos.changes import SNAPSHOT_EVERY, Settings, merged
 from protos.end import End
 from protos.identity import public_key_of
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
-from protos.log import Aggregate, Contribution
+from protos.log import Contribution
 from protos.owner import NOBODY, Owner
 from protos.run_config import RunConfig
+from protos.slices import Aggregate
 from protos.tick import Tick
 from protos.ticket import Ticket
 
@@ -150,11 +151,15 @@ class Electors:
 
 @dataclass(frozen=True)
 class Quorum:
-    """The holders that a payload needs: `needed` of the members in the mask `within`; with `anchor`, an anchor."""
+    """The holders that a payload needs: `needed` of the members in the mask `within`; with `anchor`, an anchor.
+
+    `ranges`: those that each slice of it needs, if the step's aggregators take slices.
+    """
 
     within: int
     needed: int
     anchor: bool = False
+    ranges: tuple[Quorum, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from coordinator.clock.records import TickOpened
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.assignment import SampleShare
-from protos.log import Aggregate, lr_to_bits
+from protos.log import lr_to_bits
+from protos.slices import Aggregate
 from protos.tick import Tick
 
 DECAYED = "its learning rate has decayed"
@@ -69,7 +70,7 @@ def _open(run: Run, now_ms: int) -> Outcome:
     lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1, run.decay)
     roster = rules.roster_of(run, members, samples)
     tick = Tick(run.head_step + 1, run.head_hash, 1, roster, pool, lr_to_bits(lr))
-    return _announce(run, replace(tick, aggregators=aggregation.drawn(run, roster, 1)), now_ms)
+    return _announce(run, aggregation.assigned(run, tick), now_ms)
 
 
 def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
@@ -97,8 +98,7 @@ def _again(run: Run, roster: tuple[SampleShare, ...], now_ms: int) -> Outcome:
     """The open step once more, for this roster, with aggregators that are drawn anew."""
     assert run.step is not None
     attempt = run.step.tick.attempt + 1
-    found = aggregation.drawn(run, roster, attempt)
-    return _announce(run, replace(run.step.tick, attempt=attempt, roster=roster, aggregators=found), now_ms)
+    return _announce(run, aggregation.assigned(run, replace(run.step.tick, attempt=attempt, roster=roster)), now_ms)
 
 
 def _next_try(ready: int, wanted: int) -> str:
@@ -135,13 +135,13 @@ def _add_up(run: Run, now_ms: int) -> Outcome:
         return run, [Arm(current.summing.until_ms)]
     if aggregate is None:
         return _without_aggregators(run, current, problem, now_ms)
-    run, told = aggregation.rested(replace(run, step=quorum.counted(run, current, now_ms)), current, aggregate)
+    run, told = aggregation.rested(replace(run, step=quorum.counted(run, current, now_ms)), current)
     return _decide(run, now_ms, aggregate, told)
 
 
 def _without_aggregators(run: Run, current: OpenStep, problem: str, now_ms: int) -> Outcome:
     """The step's aggregators do not decide: they have a rest, and the step is opened with others, or with none."""
-    run, told = aggregation.rested(run, current, None)
+    run, told = aggregation.rested(run, current)
     roster = current.tick.roster
     kept = [run.peers.get(key, Peer(key)) for key in current.tick.places if not _is_out(run, key)]
     if 0 < len(kept) < len(roster):

@@ -18,8 +18,9 @@ from protos.errors import Reason, Refusal
 from protos.evaluation import evaluations_from, open_evaluation
 from protos.holdings import mask_from_bytes
 from protos.identity import peer_id
-from protos.log import entry_body, equivocation_from_body, open_aggregate, open_entry, verdict_from_body
+from protos.log import entry_body, equivocation_from_body, open_entry, verdict_from_body
 from protos.owner import owner_from_body
+from protos.slices import open_aggregate
 from protos.text import printable
 from protos.ticket import Ticket, open_ticket
 from protos.v1 import coordinator_pb2 as pb

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from coordinator.clock.effects import NoticeKind, SendAnnouncement, SendNotice, SendSumRequest, SendTick
 from coordinator.clock.records import SnapshotFact
 from coordinator.clock.state import PeerPhase, Run
+from protos import limits
 from protos.changes import settings_body
 from protos.end import seal_end
 from protos.errors import SwarmentumError
@@ -78,8 +79,9 @@ def for_one(effect: SendSumRequest | SendAnnouncement) -> pb.FollowResponse:
 def tick_event(run: Run, effect: SendTick, identity: Identity) -> pb.TickEvent:
     """A signed tick with the time that is left, and where its aggregators can be dialled."""
     envelope = seal_tick(identity, run.run_id, effect.tick)
-    known = (run.peers[key].addresses for key in effect.tick.aggregators if key in run.peers)
-    addresses = [address for theirs in known for address in theirs]
+    several = [run.peers[key].addresses for key in effect.tick.aggregators if key in run.peers]
+    most = max(1, limits.ADDRESSES_MAX * limits.AGGREGATORS_MAX // max(1, len(several)))
+    addresses = [address for theirs in several for address in theirs[:most]]
     return pb.TickEvent(envelope=envelope, deadline_ms=max(effect.deadline_ms, 0), aggregators=addresses)
 
 

@@ -29,8 +29,9 @@ from protos.envelope import parse
 from protos.equivocation import open_announcement, prove_exclusion
 from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
-from protos.log import Aggregate, Chain, Contribution, SignedEntry
+from protos.log import Chain, Contribution, SignedEntry
 from protos.orders import SignedOrder
+from protos.slices import Aggregate, hash_of
 from protos.start import StartingState
 from protos.v1 import archive_pb2
 
@@ -105,9 +106,8 @@ class Replay:
             tensors, optimizer, optimizer.vote_size, self.genesis.run_id, self.genesis.layout.kinds
         )
         self.settings: Settings | None = () if self.segments[0].step == 0 else None
-        self._door = UpdateDoor(
-            self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.form, optimizer.cap
-        )
+        ranges, of = self.genesis.config.clock.ranges, (self.genesis.run_id, self.genesis.layout.digest())
+        self._door = UpdateDoor(*of, self.demo.layout.chunks, self.demo.form, optimizer.cap, ranges)
         self.confirmed.layout = self.genesis.layout_named
         self._digest_steps = self.genesis.config.clock.digest_steps
         self._bytes = 4 * sum(tensor.numel() for tensor in self.demo.replicated)
@@ -259,22 +259,26 @@ class Replay:
             raise BadStepError(step, f"{name} is not in this archive")
         if aggregate.total_bytes > bytes_max(self._door):
             return []
-        data = self._unpacked(step, name, record, aggregate.sha256)
+        data = self._unpacked(step, name, record, aggregate.sha256, aggregate.total_bytes)
+        told = list[Refusal]()
         try:
-            updates = open_aggregate(self._door, data, step, aggregate.total_bytes)
+            updates = open_aggregate(self._door, data, step, aggregate.total_bytes, told.append)
         except Refusal:
             self.confirmed.votes_misfit += 1
             return []
-        self.confirmed.votes_fit += 1
+        self.confirmed.votes_misfit += bool(told)
+        self.confirmed.votes_fit += not told
         return list(updates)
 
-    def _unpacked(self, step: int, name: str, record: archive_pb2.ArchivedPayload, sha256: bytes) -> bytes:
+    def _unpacked(
+        self, step: int, name: str, record: archive_pb2.ArchivedPayload, sha256: bytes, named_bytes: int
+    ) -> bytes:
         """The bytes of a record that have the hash in the log; BadStepError for others."""
         try:
             data = files.payload_of(record)
         except Refusal as refusal:
             raise BadStepError(step, f"{name}: {refusal}") from refusal
-        if files.sha256(data) != sha256:
+        if hash_of(data, self._door.ranges, named_bytes) != sha256:
             raise BadStepError(
                 step, f"{name} does not have the hash that the coordinator signed", self.genesis.coordinator
             )
@@ -310,7 +314,7 @@ class Replay:
         proven = bool(record.announcement)
         if contribution.payload_bytes > self._door.bytes_max:
             return None, proven
-        data = self._unpacked(step, name, record, contribution.payload_sha256)
+        data = self._unpacked(step, name, record, contribution.payload_sha256, contribution.payload_bytes)
         try:
             update = self._door.open(data, step, contribution.payload_bytes)
         except Refusal:

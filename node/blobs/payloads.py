@@ -11,9 +11,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
+from collections.abc import Container
 from pathlib import Path
 
+from protos import slices
 from protos.disk import check_no_folder, replace_file, writing
+from protos.errors import Refusal
 from protos.limits import PAYLOADS_GB
 
 PAYLOADS_BYTES_MAX = int(PAYLOADS_GB * 10**9)
@@ -119,14 +122,32 @@ class Payloads:
             path, temporary, lambda file: file.write(data), synced=False
         )  # a payload is checked when it is read
 
+    def put_whole(self, step: int, data: bytes, ranges: int) -> bool:
+        """Keep this peer's own payload, in a run with so many ranges, as the blobs that others pull. Raises as `put` does."""
+        (name, head), *parts = slices.blobs_of(data, ranges)
+        for sha256, part in parts:
+            self.put(step, sha256, part)
+        return self.put(step, name, head, own=True)
+
+    def whole(self, name: bytes, ranges: int) -> bytes | None:
+        """A payload's bytes in a run with so many ranges; None if a slice, or all of it, is not here."""
+        head = self.get(name)
+        if head is None or ranges == 1:
+            return head
+        try:
+            parts = [self.get(it.sha256) for it in slices.open_list(head)]
+        except Refusal:
+            return head  # it is no payload, and counts as no votes
+        return None if None in parts else head + b"".join(part for part in parts if part is not None)
+
     def forget_until(self, step: int) -> None:
         """Drop the payloads of this step and of all before."""
         for sha256 in [name for name, at in self._steps.items() if at <= step]:
             self._forget(sha256)
 
-    def keep_only(self, step: int, sha256: bytes) -> None:
-        """Drop what is here of a step, but for the sum of its votes: nobody replays the step by its payloads."""
-        for name in [name for name, at in self._steps.items() if at == step and name != sha256]:
+    def keep_only(self, step: int, names: Container[bytes]) -> None:
+        """Drop what is here of a step, but for the sums of its votes: nobody replays the step by its payloads."""
+        for name in [name for name, at in self._steps.items() if at == step and name not in names]:
             self._forget(name)
 
     def _forget(self, sha256: bytes) -> None:

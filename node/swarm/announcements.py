@@ -20,6 +20,7 @@ from node.swarm.view import View
 from protos.errors import NetworkError, Reason, Refusal
 from protos.identity import short
 from protos.log import Entry, Equivocation
+from protos.slices import split
 from protos.tick import Tick
 
 
@@ -52,6 +53,8 @@ class Announcements:
 
     def open_step(self, tick: Tick) -> None:
         """This peer knows the step's roster: it takes the announcements that the roster's members have sent already."""
+        if self._view.ranges > 1:  # it may have slices of other ranges than it takes now
+            self._outbox.hold_only(self._public_key)
         for announced in self._inbox.open_step(tick.step, (share.public_key for share in tick.roster)):
             if announced.author != self._public_key:
                 self._heard(announced)
@@ -80,7 +83,7 @@ class Announcements:
             yield None
             return
         self._runtime.counters.announcements += 1
-        wanted = self._inbox.may_pull(announced) and self._takes(announced.step)
+        wanted = self._inbox.may_pull(announced) and bool(self.takes(announced.step))
         try:
             if announced.author != author:
                 raise Refusal(Reason.UNKNOWN_SIGNER, f"a push by another than its author {short(announced.author)}")
@@ -105,7 +108,7 @@ class Announcements:
         """Pull the payload of a roster member's announcement, or keep the announcement as evidence against its author."""
         first = self._inbox.contradicted(announced)
         if first is None:
-            if not self._takes(announced.step):
+            if not self.takes(announced.step):
                 return
             task = self._runtime.spawn(self._hold(announced))
             self._pulling[task] = announced.step
@@ -116,17 +119,21 @@ class Announcements:
         if self._outbox.accuse(author, Equivocation(first.envelope, announced.envelope)):
             self._runtime.log.warning("a peer announced two payloads for one step", step=step, author=short(author))
 
-    def _takes(self, step: int) -> bool:
-        """Whether this peer takes the payloads of a step: if others add its votes up, only they do."""
-        aggregators = self._view.aggregators(step)
-        return not aggregators or self._public_key in aggregators
+    def takes(self, step: int) -> tuple[int, ...]:
+        """The ranges of which this peer takes the slices of a step's payloads: if others add its votes up, only they do."""
+        return self._view.ranges_of(step, self._public_key)
 
     async def _hold(self, announced: Announced) -> None:
         """Pull an announced payload, check it, and report that this peer holds it. Other peers' faults raise no error."""
-        step, log = announced.step, self._runtime.log
+        step, log, tick = announced.step, self._runtime.log, self._view.tick
+        which, ranges = self.takes(step), self._view.ranges
         try:
-            data = await self._pulls.announced(announced)
-            self._door.open(data, step, announced.payload_bytes)
+            data = await self._pulls.announced(announced, which)
+            if len(which) == ranges:
+                self._door.open(data, step, announced.payload_bytes)
+            else:
+                for number, part in zip(which, split(data, ranges, which), strict=True):
+                    self._door.part(number).open(part, step)
         except Refusal as refusal:
             self._runtime.refused(refusal)
             log.warning("refused a payload", step=step, author=short(announced.author), why=str(refusal))
@@ -134,5 +141,5 @@ class Announcements:
         except NetworkError as error:
             log.info("announced payload not pulled", step=step, why=str(error))
             return
-        if step > self._view.step:
+        if step > self._view.step and (ranges == 1 or self._view.tick is tick):
             self._outbox.hold(step, announced.author, announced.payload_sha256)

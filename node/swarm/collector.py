@@ -8,7 +8,7 @@ asks for a re-sync instead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from node.blobs.payloads import Payloads
@@ -22,7 +22,8 @@ from protos.checks import VERDICT_STEPS, drawn
 from protos.errors import Refusal
 from protos.identity import short
 from protos.limits import HASH_BYTES, PAYLOAD_BYTES_MAX
-from protos.log import Aggregate, Contribution, SignedEntry, with_payloads
+from protos.log import Contribution, SignedEntry, with_payloads
+from protos.slices import Aggregate
 
 # A sum of log2(2 cap + 1) bits a place becomes two bits for each unit of the cap: votes, and which of them are silent.
 BALLOTS_OF_A_SUM = 8
@@ -39,12 +40,16 @@ class PayloadDecoder(Protocol):
 
     def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Update: ...
 
+    def part(self, number: int) -> PayloadDecoder: ...
+
     @property
     def aggregate_bytes_max(self) -> int: ...
 
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes: ...
 
-    def open_aggregate(self, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]: ...
+    def open_aggregate(
+        self, data: bytes, step: int, named_bytes: int, refused: Callable[[Refusal], None] | None = None
+    ) -> tuple[Update, ...]: ...
 
 
 class Collector:
@@ -64,7 +69,7 @@ class Collector:
         whole: bool = False,
     ) -> None:
         self._public_key, self._view = public_key, view
-        self._sums: dict[int, bytes] = {}  # of the last steps, whose payloads may still be checked
+        self._sums: dict[int, frozenset[bytes]] = {}  # of the last steps, whose payloads may still be checked
         self._pulls, self._payloads, self._door = pulls, payloads, door
         self._snapshots, self._runtime, self._whole = snapshots, runtime, whole
 
@@ -78,12 +83,12 @@ class Collector:
         return (1 + self._whole) * sum(sizes)
 
     async def collect(
-        self, signed: SignedEntry, said: dict[bytes, bytes], aggregators: tuple[bytes, ...] = ()
+        self, signed: SignedEntry, said: dict[bytes, bytes], by_range: tuple[tuple[bytes, ...], ...] = ()
     ) -> Committed | None:
         """An entry with all its payloads, or their sum; None if this peer asks for a re-sync. `said`: the announcements, by
-        author. `aggregators`: who has the sum first, if this peer knows."""
+        author. `by_range`: the aggregators, who have the sum first, if this peer knows."""
         if signed.entry.aggregate is not None:
-            return await self._summed(signed, signed.entry.aggregate, said, aggregators)
+            return await self._summed(signed, signed.entry.aggregate, said, by_range)
         step, updates, payloads = signed.entry.step, [], []
         clock = asyncio.get_running_loop().time
         came = clock()
@@ -102,37 +107,52 @@ class Collector:
         return Committed(signed, tuple(updates), tuple(payloads), said, by_author, came, clock())
 
     async def _summed(
-        self, signed: SignedEntry, aggregate: Aggregate, said: dict[bytes, bytes], aggregators: tuple[bytes, ...]
+        self,
+        signed: SignedEntry,
+        aggregate: Aggregate,
+        said: dict[bytes, bytes],
+        by_range: tuple[tuple[bytes, ...], ...],
     ) -> Committed | None:
         """An entry with the sum of its votes, and the payloads that this peer is to check."""
         step, clock = signed.entry.step, asyncio.get_running_loop().time
-        came = clock()
-        sources = sources_of(signed, self._public_key, aggregators, self._view.roster)
+        came, aggregators = clock(), tuple(dict.fromkeys(key for keys in by_range for key in keys))
         by_author = self._tried(signed)
         data, signed = await asyncio.gather(
-            self._sum(aggregate, step, sources), self._to_check(signed, aggregate, aggregators, by_author)
+            self._sum(aggregate, signed, by_range), self._to_check(signed, aggregate, aggregators, by_author)
         )
         if data is None:
             await self._lost(step)
             return None
-        try:
-            updates = self._door.open_aggregate(data, step, aggregate.total_bytes)
-        except Refusal as refusal:
+
+        def refused(refusal: Refusal) -> None:
             self._runtime.refused(refusal)
             self._runtime.log.error(
                 "the sum of a step is no sum of votes, and counts as no votes", step=step, why=str(refusal)
             )
+
+        try:
+            updates = self._door.open_aggregate(data, step, aggregate.total_bytes, refused)
+        except Refusal as refusal:
+            refused(refusal)
             updates = ()
-        self._sums[step] = aggregate.sha256
+        self._sums[step] = frozenset(part.sha256 for part in aggregate.parts)
         for old in [at for at in self._sums if at <= step - VERDICT_STEPS]:
             self._payloads.keep_only(old, self._sums.pop(old))
         return Committed(signed, updates, (data,) if self._whole else (), said, by_author, came, clock())
 
-    async def _sum(self, aggregate: Aggregate, step: int, sources: Sequence[bytes]) -> bytes | None:
+    async def _sum(
+        self, aggregate: Aggregate, signed: SignedEntry, by_range: tuple[tuple[bytes, ...], ...]
+    ) -> bytes | None:
         """A sum's bytes. b"" if it is too long to be valid: this peer asks nobody for it. None: a snapshot is needed."""
-        if aggregate.total_bytes > self._door.aggregate_bytes_max:
+        if aggregate.total_bytes > self._door.aggregate_bytes_max or len(aggregate.parts) != self._view.ranges:
             return b""
-        return await self._pulls.aggregate(aggregate, step, sources)
+        pulled = []
+        for number, part in enumerate(aggregate.parts):
+            keys = by_range[number] if number < len(by_range) else ()
+            sources = sources_of(signed, self._public_key, keys, self._view.roster, number)
+            pulled.append(self._pulls.aggregate(part, signed.entry.step, sources))
+        found = await asyncio.gather(*pulled)
+        return None if None in found else aggregate.slices + b"".join(part or b"" for part in found)
 
     async def _to_check(
         self,
@@ -210,7 +230,7 @@ class Collector:
         """Votes of peers on probation, as far as this peer holds them. No update needs them, so this peer pulls none."""
         found = {}
         for trial in signed.entry.trials:
-            data = self._payloads.get(trial.payload_sha256)
+            data = self._payloads.whole(trial.payload_sha256, self._view.ranges)
             if data is not None:
                 try:
                     found[trial.public_key] = self._door.open(data, signed.entry.step, trial.payload_bytes)
@@ -226,14 +246,14 @@ class Collector:
 
 
 def sources_of(
-    signed: SignedEntry, public_key: bytes, aggregators: tuple[bytes, ...], roster: Sequence[bytes]
+    signed: SignedEntry, public_key: bytes, aggregators: tuple[bytes, ...], roster: Sequence[bytes], number: int = 0
 ) -> list[bytes]:
-    """Whom to ask for the sum of an entry, in order. The aggregators serve some peers of the roster, and each of these serves
-    COPIES_EACH others: so no uplink carries more than a few sums, however large the swarm is.
+    """Whom to ask for the sum of an entry, or of its range `number`, in order. The aggregators serve some peers of the roster,
+    and each of these serves COPIES_EACH others: so no uplink carries more than a few sums, however large the swarm is.
 
-    The order of the peers follows from the entry's hash, so another peer is first in each step.
+    The order of the peers follows from the entry's hash, so another peer is first in each step, and for each range.
     """
-    turn = int.from_bytes(signed.hash[:8], "big")
+    turn = int.from_bytes(signed.hash[:8], "big") + number
     others = [key for key in roster if key not in aggregators]
     place = (others.index(public_key) - turn) % len(others) if public_key in others else 0
     turned = [aggregators[(place + at) % len(aggregators)] for at in range(len(aggregators))]

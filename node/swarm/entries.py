@@ -182,7 +182,7 @@ class Entries:
                 await self._runtime.emit(Failed(RefusedError(exclusion.reason)))
         self._view.committed_step = step
         self._publication.show_decided(step)
-        said, aggregators = self._said(signed), self._view.aggregators(step)
+        said, by_range = self._said(signed), self._view.by_range(step)
         signed = with_payloads(signed, {self._public_key: self._publication.announced_in(step)})
         for envelope in self._announcements.disputed(signed.entry):
             self._runtime.spawn(self._topic.say(envelope))
@@ -191,7 +191,7 @@ class Entries:
         await self._budget.reserve(step, self._collector.bytes_of(signed))
         if queue is not self._collecting:
             return  # the training thread dropped the queue while this entry waited for room
-        task = self._runtime.spawn(self._collector.collect(signed, said, aggregators))
+        task = self._runtime.spawn(self._collector.collect(signed, said, by_range))
         try:
             await queue.put(task)
         except asyncio.CancelledError:

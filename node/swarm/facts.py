@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from protos.owner import Owner
+from protos.slices import Aggregate
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,12 @@ class EvaluatedState:
 
 @dataclass(frozen=True)
 class VotesSummed:
-    """This peer has added up the votes of one attempt at a step: `payloads` is the digest over their hashes, `sha256` names the
-    sum of `total_bytes`."""
+    """This peer has added up the votes of one attempt at a step: `payloads` is the digest over their hashes."""
 
     step: int
     attempt: int
     payloads: bytes
-    sha256: bytes
-    total_bytes: int
+    aggregate: Aggregate
 
 
 Fact: TypeAlias = (

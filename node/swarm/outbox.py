@@ -32,6 +32,7 @@ from protos.checks import VERDICT_STEPS
 from protos.holdings import digest_of, mask_bytes, mask_of
 from protos.log import Equivocation, Verdict, equivocation_body, verdict_body
 from protos.owner import NOBODY, Owner, owner_body
+from protos.slices import Aggregate
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, log_pb2
@@ -103,6 +104,10 @@ class Outbox:
         self.holdings[Held(author, payload_sha256)] = step
         self._news.set()
 
+    def hold_only(self, author: bytes) -> None:
+        """Of what this peer has said that it holds, only this author's payloads count any more."""
+        self.holdings = {held: at for held, at in self.holdings.items() if held.author == author}
+
     def abstain(self, step: int, reason: str) -> None:
         """This peer sends no votes for a step. The reason is cut to one line of ABSTENTION_REASON_BYTES_MAX bytes."""
         line = "".join(c if c.isprintable() else " " for c in reason).encode()[: limits.ABSTENTION_REASON_BYTES_MAX]
@@ -116,9 +121,9 @@ class Outbox:
             self._told.discard(self.abstained)
         self.abstained = None
 
-    def add_sum(self, step: int, attempt: int, payloads: bytes, sha256: bytes, total_bytes: int) -> None:
+    def add_sum(self, step: int, attempt: int, payloads: bytes, aggregate: Aggregate) -> None:
         """This peer has added votes up. It says so again if it is asked again: the coordinator may have started anew."""
-        self.summed = VotesSummed(step, attempt, payloads, sha256, total_bytes)
+        self.summed = VotesSummed(step, attempt, payloads, aggregate)
         self._told.discard(self.summed)
         self._news.set()
 
@@ -287,7 +292,7 @@ class Outbox:
         if self.abstained is not None and self._new(self.abstained, facts):
             body.abstained.step, body.abstained.reason = self.abstained.step, self.abstained.reason
         if self.summed is not None and self._new(self.summed, facts):
-            aggregate = log_pb2.Aggregate(sha256=self.summed.sha256, total_bytes=self.summed.total_bytes)
+            aggregate = log_pb2.Aggregate(**vars(self.summed.aggregate))
             body.summed.step, body.summed.attempt = self.summed.step, self.summed.attempt
             body.summed.payloads_sha256 = self.summed.payloads
             body.summed.aggregate.CopyFrom(aggregate)
@@ -296,7 +301,7 @@ class Outbox:
         held, before = self._held(), len(facts)
         for place in sorted(held):
             self._new(held[place], facts)
-        if len(facts) > before:
+        if len(facts) > before or (self._by_name and self._tick.ranges):  # names of slices count for one attempt
             body.held.step, body.held.attempt = self._tick.step, self._tick.attempt
             body.held.places = mask_bytes(mask_of(held))
             body.held.payloads_sha256 = digest_of(held[place].payload_sha256 for place in sorted(held))

@@ -137,7 +137,7 @@ def build(
     publication = Publication(identity, run_id, payloads, outbox, pusher.publish, view, runtime, outside.aside)
     announcements = Announcements(public_key, Inbox(run_id), pulls, door, outbox, view, runtime)
     collector = Collector(public_key, pulls, payloads, door, snapshots, view, runtime, whole=archive)
-    aggregator = Aggregator(pulls, door, outbox, view, runtime, outside.aside)
+    aggregator = Aggregator(public_key, pulls, door, outbox, view, runtime, outside.aside)
     witness = Witness(run_id, coordinator, folder)
     entries = Entries(public_key, witness, collector, announcements, publication, outbox, topic, view, runtime)
     audience = Audience()

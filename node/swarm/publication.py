@@ -141,19 +141,21 @@ class Publication:
     async def _say_in_time(self, signed: SignedAnnouncement) -> None:
         try:
             async with asyncio.timeout(SAY_SECONDS_MAX):
-                await self._say(signed.envelope, self._payloads.get(signed.payload_sha256))
+                await self._say(signed.envelope, self._payloads.whole(signed.payload_sha256, self._view.ranges))
         except TimeoutError:
             self._runtime.log.info("telling other peers of votes takes long; trying again later", step=signed.step)
 
     async def _sign_once(self, data: bytes, announcement: update_pb2.Announcement) -> SignedAnnouncement | None:
         """The one announcement that this peer ever signs for a step, with its payload kept; None if the payload is lost."""
-        step, sha256, last = announcement.step, payload_hash(data), self._last_announcement.value
+        ranges, last = self._view.ranges, self._last_announcement.value
+        step, sha256 = announcement.step, payload_hash(data, ranges)
         if last is not None and step <= last.step and (step, sha256) != (last.step, last.payload_sha256):
             held = step == last.step and self._payloads.keep_own(last.payload_sha256)
+            held = held and self._payloads.whole(last.payload_sha256, ranges) is not None
             what = "announcing them again" if held else "their payload is not here, so this peer sits the step out"
             self._runtime.log.info(f"this peer announced votes before; {what}", step=step, announced_step=last.step)
             return last if held else None
-        if self._payloads.put(step, sha256, data, own=True):
+        if self._payloads.put_whole(step, data, ranges):
             self._runtime.counters.payload_bytes_sent += len(data)
         if last is not None and step == last.step:
             return last
@@ -212,7 +214,9 @@ class Publication:
     def _own(self, step: int) -> bytes | None:
         """The payload that this peer announced for this step, if it is here."""
         last = self._last_announcement.value
-        return self._payloads.get(last.payload_sha256) if last is not None and last.step == step else None
+        if last is None or last.step != step:
+            return None
+        return self._payloads.whole(last.payload_sha256, self._view.ranges)
 
     async def say_again_forever(self) -> None:
         """Re-announce to the peers that lack the announcement, ever less often, until its step is decided."""

@@ -17,8 +17,10 @@ from node.swarm.inbox import Announced
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import View
-from protos.errors import NetworkError
-from protos.log import Aggregate, Contribution
+from protos import slices
+from protos.errors import NetworkError, Refusal
+from protos.log import Contribution
+from protos.slices import Slice
 
 FETCH_ROUNDS_MAX = 6
 # A peer asks for votes that the log names so often before it loads a snapshot instead.
@@ -41,58 +43,78 @@ class Pulls:
         self._view, self._snapshots = view, snapshots
         self._runtime, self._patience_seconds = runtime, patience_seconds
 
-    async def announced(self, announced: Announced) -> bytes:
-        """Try while the step is open, a bounded number of times. Afterwards the entry decides whether the payload counts.
+    async def announced(self, announced: Announced, which: Sequence[int]) -> bytes:
+        """Its slices of the ranges `which`. Try while the step is open, a bounded number of times. Afterwards the entry decides
+        whether the payload counts.
 
         Raises NetworkError.
         """
         waits = patience.waits()
         for _ in range(FETCH_ROUNDS_MAX - 1):
             try:
-                return await self._announced(announced)
+                return await self._announced(announced, which)
             except NetworkError as error:
                 if announced.step <= self._view.step:
                     raise
                 self._runtime.log.debug("pulling again", step=announced.step, why=str(error))
                 await asyncio.sleep(waits.next())
-        return await self._announced(announced)
+        return await self._announced(announced, which)
 
-    async def _announced(self, announced: Announced) -> bytes:
+    async def _announced(self, announced: Announced, which: Sequence[int]) -> bytes:
         holders = [announced.author, *self._view.aggregators(announced.step), *self._others()]
-        return await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, holders)
+        named = announced.payload_sha256, announced.payload_bytes
+        return await self._pull_slices(announced.step, *named, holders, None, which)
 
     async def accepted(
-        self, contribution: Contribution, step: int, bytes_max: int, first: Sequence[bytes] = ()
+        self,
+        contribution: Contribution,
+        step: int,
+        bytes_max: int,
+        first: Sequence[bytes] = (),
+        which: Sequence[int] | None = None,
     ) -> bytes | None:
-        """A payload that the entry of `step` names; None if the peer has to load a snapshot instead.
+        """A payload that the entry of `step` names, or its slices of the ranges `which`; None if the peer has to load a
+        snapshot instead.
 
         The author may have given the coordinator a wrong length. After the first try the peer takes any length up to
         `bytes_max`. `first`: peers that are asked before the author.
         """
         holders = [*first, contribution.public_key]
-        return await self._needed(contribution.payload_sha256, contribution.payload_bytes, step, holders, bytes_max)
+        which = range(self._view.ranges) if which is None else which
+        return await self._needed(
+            contribution.payload_sha256, contribution.payload_bytes, step, holders, bytes_max, which
+        )
 
-    async def aggregate(self, aggregate: Aggregate, step: int, holders: Sequence[bytes]) -> bytes | None:
-        """The sum that the entry of `step` names; None if the peer has to load a snapshot instead."""
-        return await self._needed(aggregate.sha256, aggregate.total_bytes, step, holders, None)
+    async def aggregate(self, part: Slice, step: int, holders: Sequence[bytes]) -> bytes | None:
+        """A slice of the sum that the entry of `step` names; None if the peer has to load a snapshot instead."""
+        return await self._needed(part.sha256, part.total_bytes, step, holders, None)
 
     async def hashes(self, sha256: bytes, size: int, step: int, holders: Sequence[bytes]) -> bytes | None:
         """The hashes of the payloads whose sum the entry of `step` names, which its aggregators have; None as `aggregate`."""
         return await self._needed(sha256, size, step, holders, None)
 
     async def _needed(
-        self, sha256: bytes, size: int, step: int, first: Sequence[bytes], bytes_max: int | None
+        self,
+        sha256: bytes,
+        size: int,
+        step: int,
+        first: Sequence[bytes],
+        bytes_max: int | None,
+        which: Sequence[int] = (),
     ) -> bytes | None:
         """Look for a blob of the log with patience, until a later snapshot replaces it. `bytes_max`: it is a payload. After the
         first try its author comes last then, because a dishonest author gains when others wait."""
         give_up = time.monotonic() + self._patience_seconds
         waits, rounds = patience.waits(), 0
-        while (data := self._payloads.get(sha256)) is None:
+        while True:
             holders = [*first, *self._others()]
             if rounds and bytes_max is not None:
                 holders = [*(key for key in self._others() if key not in first), *first]
             try:
-                await self._pull(step, sha256, size, holders, bytes_max if rounds else None, hasty=True)
+                if bytes_max is None:
+                    return await self._pull(step, sha256, size, holders, hasty=True)
+                most = bytes_max if rounds else None
+                return await self._pull_slices(step, sha256, size, holders, most, which, hasty=True)
             except NetworkError as error:
                 newest, rounds = self._snapshots.newest, rounds + 1
                 will_do = newest is not None and newest.step >= step and rounds >= ACCEPTED_ROUNDS_MIN
@@ -100,7 +122,6 @@ class Pulls:
                     return None
                 self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
                 await asyncio.sleep(waits.next())
-        return data
 
     def keep(self, step: int, sha256: bytes, data: bytes) -> None:
         """Keep a payload that came without a request. The caller has checked its hash."""
@@ -115,6 +136,32 @@ class Pulls:
         """Peers that may hold what a step needs: its roster, and the holders of the newest snapshot."""
         newest = self._snapshots.newest
         return [*self._view.roster, *(newest.holders if newest is not None else ())]
+
+    async def _pull_slices(
+        self,
+        step: int,
+        name: bytes,
+        size: int,
+        holders: Sequence[bytes],
+        size_max: int | None,
+        which: Sequence[int],
+        *,
+        hasty: bool = False,
+    ) -> bytes:
+        """A payload's list and its slices of these ranges; of one range, the payload. Bytes that are no list of slices of
+        `size` bytes come alone: such a payload counts as no votes."""
+        ranges = self._view.ranges
+        if ranges == 1:
+            return await self._pull(step, name, size, holders, size_max, hasty=hasty)
+        head = await self._pull(step, name, slices.list_bytes(ranges), holders, size_max, hasty=hasty)
+        try:
+            parts = slices.open_list(head)
+        except Refusal:
+            return head
+        if len(parts) != ranges or slices.total_bytes(parts) != size:
+            return head
+        pulled = (self._pull(step, parts[n].sha256, parts[n].total_bytes, holders, hasty=hasty) for n in which)
+        return head + b"".join(await asyncio.gather(*pulled))
 
     async def _pull(
         self,

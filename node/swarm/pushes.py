@@ -37,6 +37,7 @@ from protos.equivocation import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
 from protos.rate_limiter import RateLimiter
+from protos.slices import blobs_of, some
 from protos.tick import Tick
 
 # Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. `Pusher.publish` waits for
@@ -142,7 +143,7 @@ class PushServer:
         if author not in self._view.roster:
             raise Refusal(Reason.UNKNOWN_SIGNER, "a push by a peer that is not in the open step's roster")
         with self._announcements.pushed(envelope, author) as announced:
-            if announced is not None and length and announced.payload_bytes != length:
+            if announced is not None and length and self._view.ranges == 1 and announced.payload_bytes != length:
                 text = f"pushed payload of {length} bytes, announced with {announced.payload_bytes}"
                 raise Refusal(Reason.OUT_OF_RANGE, text)
             data = await reader.readexactly(length)
@@ -150,10 +151,12 @@ class PushServer:
             await self._wire.down.take(8 + size + length, urgent=True)
             if announced is None or not length:
                 return
-            if hashlib.sha256(data).digest() != announced.payload_sha256:
+            found = blobs_of(data, self._view.ranges, self._announcements.takes(announced.step))
+            if found[0][0] != announced.payload_sha256:
                 raise Refusal(Reason.HASH_MISMATCH, "a pushed payload has other bytes than its announcement names")
             self._wire.blob_received += length
-            self._keep(announced.step, announced.payload_sha256, data)
+            for sha256, blob in found:
+                self._keep(announced.step, sha256, blob)
 
 
 def _now() -> float:
@@ -199,13 +202,14 @@ class Pusher:
         if payload is None:
             await self._topic.say(envelope)
             return
-        with_it = payload if len(payload) <= PUSHED_BYTES_MAX else b""
         audience = {*self._view.aggregators(self._view.step + 1)}
         here = audience - {self._host.identity.public_key} if audience else await self._topic.neighbours()
         if envelope != self._last:
             return  # a later announcement came meanwhile, and must not count as pushed with this one
         for key in sorted(here - self._has - self._pushing.keys()):
-            self._pushing[key] = asyncio.get_running_loop().create_task(self._push(key, envelope, with_it))
+            self._pushing[key] = asyncio.get_running_loop().create_task(
+                self._push(key, envelope, self._for(key, payload))
+            )
         if self._pushing:
             await asyncio.wait(self._pushing.values(), timeout=PUSH_PATIENCE_SECONDS)
         if envelope != self._last:
@@ -221,6 +225,11 @@ class Pusher:
         lacking = wanted - served - {self._host.identity.public_key}
         if lacking or not (served or audience):
             await self._topic.say(envelope)
+
+    def _for(self, key: bytes, payload: bytes) -> bytes:
+        """What a peer takes of a payload, as far as it is small: all of it, or the slices of its ranges; else it pulls that."""
+        own = some(payload, self._view.ranges, self._view.ranges_of(self._view.step + 1, key))
+        return own if len(own) <= PUSHED_BYTES_MAX else b""
 
     def close(self) -> None:
         """Close every stream, and push no more."""

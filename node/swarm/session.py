@@ -66,6 +66,7 @@ class Session:
         response, config = await self.parts.client.get_run()
         # In an open run, a stranger that hears a payload's hash first could announce the payload as its own.
         self.parts.view.commits_first = config.trust.enabled or config.admission.mode == "open"
+        self.parts.view.ranges = config.clock.ranges
         self.parts.view.checkers = config.trust.checkers if config.trust.enabled else 0
         self.parts.view.operators = config.operators
         return response

@@ -29,6 +29,8 @@ class View:
         """Whether a payload is withheld until the coordinator has its announcement (the run's configuration decides)."""
         self.away = ""
         """Why the coordinator does not answer; empty while it does. The training thread reads it."""
+        self.ranges = 1
+        """Into how many ranges the model is divided, with aggregators of their own (`clock.ranges`)."""
         self.checkers = 0
         """Peers that check one peer's votes in a step (`trust.checkers`); 0 in a run without checks."""
         self.admitted_at_step = 0
@@ -42,6 +44,17 @@ class View:
     def aggregators(self, step: int) -> tuple[bytes, ...]:
         """Public keys of a step's aggregators, as far as this peer knows: of the step that was opened last."""
         return self.tick.aggregators if self.tick is not None and self.tick.step == step else ()
+
+    def by_range(self, step: int) -> tuple[tuple[bytes, ...], ...]:
+        """The same of each range."""
+        return self.tick.by_range if self.tick is not None and self.tick.step == step else ()
+
+    def ranges_of(self, step: int, public_key: bytes) -> tuple[int, ...]:
+        """The ranges of which a peer takes the votes of a step: those that it adds up, or all in a step without aggregators."""
+        by_range = self.by_range(step)
+        return (
+            tuple(n for n, keys in enumerate(by_range) if public_key in keys) if by_range else tuple(range(self.ranges))
+        )
 
     @property
     def step(self) -> int:

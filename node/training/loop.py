@@ -296,7 +296,7 @@ class Trainer:
         self.standing.announced(tick.step, result.samples, result.tokens)
         self.summary.tokens += result.tokens
         if self.vote_size is not None:
-            self.vote_size.sent(payload_hash(data), self.replica.size)
+            self.vote_size.sent(payload_hash(data, self.replica.ranges), self.replica.size)
 
     def _publish_again(self, step: int) -> None:
         """Publish votes that this peer computed before a restart, for a step that is still open."""

@@ -28,7 +28,8 @@ from node.snapshot.pieces import SnapshotManifest, describe, load, pack, paramet
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
 from node.training.maker import BuiltIn, GradientMaker
 from node.training.optimizers import LocalOptimizer, Optimizer, local_config, own_optimizer
-from node.wire.codec import Update, encode_update, payload_hash
+from node.wire.codec import Update, payload_hash
+from node.wire.validate import encode
 from protos.assignment import Range, split_samples
 from protos.errors import OperatorError
 from protos.limits import SNAPSHOT_PIECE_BYTES
@@ -62,6 +63,8 @@ class Replica:
     """Whether it begins with the state that the run's seed gives. A program's model may not: it takes an agreed state."""
     is_blank = False
     """Whether its parameters are no state of the run until it loads one."""
+    ranges = 1
+    """Into how many ranges the run divides the model (`clock.ranges`): a payload has a slice for each."""
     live = True
     """Whether a thread may read an image later on: the tensors are on this process's own device."""
 
@@ -137,9 +140,12 @@ class Replica:
         with self._unchanged():
             votes = self.demo.propose(lr, step)
         self.model.zero_grad(set_to_none=True)
-        data = encode_update(self.run_id, self.layout_digest, Update(step, votes.size, votes.payload))
-        self.published = (step, payload_hash(data))
+        data = self._encoded(Update(step, votes.size, votes.payload))
+        self.published = (step, payload_hash(data, self.ranges))
         return data
+
+    def _encoded(self, update: Update) -> bytes:
+        return encode(self.run_id, self.layout_digest, update, self.demo.layout.chunks, self.ranges)
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
@@ -384,7 +390,6 @@ class Replica:
         votes = self.demo.open_votes
         if self.published is None or votes is None:
             return None
-        update = Update(self.published[0], votes.size, votes.payload)
-        data = encode_update(self.run_id, self.layout_digest, update)
-        assert payload_hash(data) == self.published[1], "the open votes are not those that were published"
+        data = self._encoded(Update(self.published[0], votes.size, votes.payload))
+        assert payload_hash(data, self.ranges) == self.published[1], "the open votes are not those that were published"
         return data

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
+from protos import slices
 from protos.limits import UPDATE_HEADER_BYTES_MAX
 from protos.v1 import update_pb2
 
@@ -32,6 +32,6 @@ def encode_update(run_id: bytes, layout_digest: bytes, update: Update) -> bytes:
     return data
 
 
-def payload_hash(data: bytes) -> bytes:
-    """32 bytes."""
-    return hashlib.sha256(data).digest()
+def payload_hash(data: bytes, ranges: int = 1) -> bytes:
+    """The name of a payload that this peer made, in a run with so many ranges: 32 bytes."""
+    return slices.hash_of(data, ranges)

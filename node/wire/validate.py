@@ -7,15 +7,18 @@ alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.votes import sums
 from node.optim.votes.form import Form
 from node.optim.votes.groups import VotesError
 from node.optim.votes.payload import PLAIN
+from node.optim.votes.ranges import borders, cut, join
 from node.wire.codec import Update, encode_update
+from protos import slices
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
 from protos.limits import PAYLOAD_BYTES_MAX, UPDATE_HEADER_BYTES_MAX
@@ -24,17 +27,29 @@ from protos.v1 import update_pb2
 
 @dataclass(frozen=True)
 class UpdateDoor:
-    """Knows the run and the shape that votes must have. `chunks` is the layout's, `form` the run's, `cap` that of sums."""
+    """Knows the run and the shape that votes must have. `chunks` is the layout's, `form` the run's, `cap` that of sums.
+
+    `ranges`: into so many ranges a payload is cut, in slices (protos/slices.py).
+    """
 
     run_id: bytes
     layout_digest: bytes
     chunks: int
     form: Form = PLAIN
     cap: int = VOTE_SUM_MAX
+    ranges: int = 1
+
+    @cached_property
+    def parts(self) -> tuple[UpdateDoor, ...]:
+        """The door of each range, for its slices of payloads and of sums; of one range, the door itself."""
+        cut = borders(self.chunks, self.ranges) if self.ranges > 1 else []
+        return tuple(replace(self, chunks=len(part), ranges=1) for part in cut) or (self,)
 
     @property
     def bytes_max(self) -> int:
         """The longest payload that can be valid, of any size that a peer may choose."""
+        if self.ranges > 1:
+            return min(slices.list_bytes(self.ranges) + sum(part.bytes_max for part in self.parts), PAYLOAD_BYTES_MAX)
         longest = max(self.form.bytes_max(self.chunks, size) for size in self.form.sizes)
         return min(longest + UPDATE_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX)
 
@@ -44,6 +59,8 @@ class UpdateDoor:
             raise Refusal(Reason.OUT_OF_RANGE, f"payload of {len(data)} bytes, the log names {named_bytes}")
         if len(data) > self.bytes_max:
             raise Refusal(Reason.TOO_LARGE, f"payload of {len(data)} bytes, at most {self.bytes_max}")
+        if self.ranges > 1:
+            return self._joined(data, step)
         body = self.opened(parse(update_pb2.UpdatePayload, data), step)
         try:
             self.form.check(body.votes, body.size, self.chunks)
@@ -54,6 +71,16 @@ class UpdateDoor:
             raise Refusal(Reason.MALFORMED, "bytes beyond the votes and their header")
         return Update(body.step, body.size, body.votes)
 
+    def _joined(self, data: bytes, step: int) -> Update:
+        """The votes of a payload in slices."""
+        parts = slices.split(data, self.ranges)
+        updates = [door.open(part, step) for door, part in zip(self.parts, parts, strict=True)]
+        sizes = {update.size for update in updates}
+        if len(sizes) > 1:
+            raise Refusal(Reason.OUT_OF_RANGE, f"slices of {len(sizes)} sizes, not of one")
+        size = sizes.pop()
+        return Update(step, size, join([update.votes for update in updates], size, self.chunks))
+
     def opened(self, body: update_pb2.UpdatePayload, step: int) -> update_pb2.UpdatePayload:
         """A payload of this run, layout and step, or `Refusal`. Its votes are not looked at."""
         if body.run_id != self.run_id:
@@ -63,6 +90,12 @@ class UpdateDoor:
         if body.layout_digest != self.layout_digest:
             raise Refusal(Reason.WRONG_LAYOUT, f"payload of layout {body.layout_digest.hex()[:16] or 'none'}")
         return body
+
+
+def encode(run_id: bytes, layout_digest: bytes, update: Update, chunks: int, ranges: int) -> bytes:
+    """A peer's payload in a run with so many ranges."""
+    cuts = cut(update.votes, update.size, chunks, ranges) if ranges > 1 else [update.votes]
+    return slices.joined([encode_update(run_id, layout_digest, replace(update, votes=votes)) for votes in cuts])
 
 
 # The sum of a step's votes as it travels: an update payload whose votes are sums. Aggregators make it; every peer opens it.
@@ -80,22 +113,50 @@ def aggregate(door: UpdateDoor, updates: Sequence[Update], step: int) -> bytes:
 
 def bytes_max(door: UpdateDoor) -> int:
     """The longest sum that can be valid: of votes at every second place."""
+    if door.ranges > 1:
+        return min(slices.list_bytes(door.ranges) + sum(map(bytes_max, door.parts)), PAYLOAD_BYTES_MAX)
     places = door.chunks * sums.SUMMED.votes_a_chunk(min(sums.SUMMED.sizes))
     return min(sums.sum_bytes(places, door.cap) + UPDATE_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX)
 
 
-def open_aggregate(door: UpdateDoor, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]:
-    """Votes that add up to the sum: at most `cap` payloads. Raises `Refusal` for bytes that no aggregator makes."""
+def open_aggregate(
+    door: UpdateDoor,
+    data: bytes,
+    step: int,
+    named_bytes: int,
+    refused: Callable[[Refusal], None] | None = None,
+) -> tuple[Update, ...]:
+    """Votes that add up to the sum: at most `cap` payloads. Raises `Refusal` for bytes that no aggregator makes.
+
+    `refused`: is told of each slice that no aggregator makes, and that counts as no votes; the others count.
+    """
     if len(data) != named_bytes or len(data) > bytes_max(door):
         text = f"aggregate of {len(data)} bytes, the log names {named_bytes}, and {bytes_max(door)} are the most"
         raise Refusal(Reason.OUT_OF_RANGE, text)
+    found: list[tuple[int, sums.Sums]] = []
+    for part, bytes_ in zip(door.parts, slices.split(data, door.ranges), strict=True):
+        try:
+            found.append(_sums(part, bytes_, step))
+        except Refusal as refusal:
+            if refused is None:
+                raise
+            refused(refusal)
+            found.append((0, sums.none(part.chunks)))
+    size = min((size for size, _ in found if size), default=0)
+    if not size:
+        return ()
+    whole = sums.stacked([one for _, one in found], size)
+    return tuple(Update(step, size, votes) for votes in sums.ballots(whole))
+
+
+def _sums(door: UpdateDoor, data: bytes, step: int) -> tuple[int, sums.Sums]:
+    """The size and the sums of one range; size 0 without any."""
     body = door.opened(parse(update_pb2.UpdatePayload, data), step)
     if len(data) - len(body.votes) > UPDATE_HEADER_BYTES_MAX:
         raise Refusal(Reason.MALFORMED, "bytes beyond the sums and their header")
     if not body.size and not body.votes:
-        return ()
+        return 0, sums.none(door.chunks)
     try:
-        found = sums.unpack(body.votes, door.chunks, body.size, door.cap)
+        return body.size, sums.unpack(body.votes, door.chunks, body.size, door.cap)
     except VotesError as error:
         raise Refusal(Reason.OUT_OF_RANGE, str(error)) from error
-    return tuple(Update(step, body.size, votes) for votes in sums.ballots(found))

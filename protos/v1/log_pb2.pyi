@@ -155,14 +155,16 @@ class OrderSignature(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Aggregate(_message.Message):
-    __slots__ = ("sha256", "total_bytes", "payloads_sha256")
+    __slots__ = ("sha256", "total_bytes", "payloads_sha256", "slices")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     sha256: bytes
     total_bytes: int
     payloads_sha256: bytes
-    def __init__(self, sha256: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., payloads_sha256: _Optional[bytes] = ...) -> None: ...
+    slices: bytes
+    def __init__(self, sha256: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., payloads_sha256: _Optional[bytes] = ..., slices: _Optional[bytes] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("step", "loss", "tokens", "set_sha256", "device", "sample")
@@ -209,7 +211,7 @@ class RosterMember(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Tick(_message.Message):
-    __slots__ = ("step", "parent_hash", "attempt", "roster", "pool", "lr_bits", "aggregators")
+    __slots__ = ("step", "parent_hash", "attempt", "roster", "pool", "lr_bits", "aggregators", "ranges")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +219,7 @@ class Tick(_message.Message):
     POOL_FIELD_NUMBER: _ClassVar[int]
     LR_BITS_FIELD_NUMBER: _ClassVar[int]
     AGGREGATORS_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
     step: int
     parent_hash: bytes
     attempt: int
@@ -224,7 +227,8 @@ class Tick(_message.Message):
     pool: _containers.RepeatedCompositeFieldContainer[SampleRange]
     lr_bits: int
     aggregators: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., attempt: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[RosterMember, _Mapping]]] = ..., pool: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., aggregators: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    ranges: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., attempt: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[RosterMember, _Mapping]]] = ..., pool: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., aggregators: _Optional[_Iterable[bytes]] = ..., ranges: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Genesis(_message.Message):
     __slots__ = ("format_version", "config_json", "coordinator_public_key", "nonce", "layout_digest", "parameters", "start", "software_version_min")

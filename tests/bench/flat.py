@@ -10,7 +10,7 @@ import json
 import math
 import subprocess
 import sys
-from collections import Counter
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ SECONDS_MAX: Final = 600
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=int, nargs="+", default=[4, 8, 16, 64, 256, 1000, 4000])
     parser.add_argument("--aggregators", type=int, default=3)
+    parser.add_argument("--ranges", type=int, nargs="+", default=[1])
     parser.add_argument("--cap", type=int, default=2)
     parser.add_argument("--payload-bytes", type=int, default=7000, help="of the real peers")
     parser.add_argument("--steps", type=int, default=12, help="of the real peers")
@@ -40,11 +41,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     rows = {}
     for peers in options.peers:
         if peers > REAL_PEERS_MAX:
-            rows[str(peers)] = {"how": "counted", **counted(peers, options.aggregators, options.cap)}
-        else:
-            every, few = (real(peers, several, options) for several in (0, options.aggregators))
-            rows[str(peers)] = {
+            for ranges in options.ranges:
+                found = counted(peers, options.aggregators, options.cap, ranges)
+                rows[_row(peers, ranges)] = {"how": "counted", **found}
+            continue
+        every = real(peers, 0, 1, options)
+        for ranges in options.ranges:
+            few = real(peers, options.aggregators, ranges, options)
+            rows[_row(peers, ranges)] = {
                 "how": "real sessions",
+                "payloads_down_most": few["payloads_down_most"],
                 "payloads_up_mean": few["payloads_peer_step"],
                 "payloads_up_all_to_all": every["payloads_peer_step"],
                 "steps_per_second_ratio": round(few["steps_per_second"] / every["steps_per_second"], 2),
@@ -56,11 +62,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"aggregators": options.aggregators, "cap": options.cap, "peers": rows}
 
 
-def real(peers: int, aggregators: int, options: argparse.Namespace) -> dict[str, Any]:
+def _row(peers: int, ranges: int) -> str:
+    return str(peers) if ranges == 1 else f"{peers} in {ranges} ranges"
+
+
+def real(peers: int, aggregators: int, ranges: int, options: argparse.Namespace) -> dict[str, Any]:
     """One run of `traffic`."""
     flags = {
-        "peers": peers, "aggregators": aggregators, "cap": options.cap, "payload-bytes": options.payload_bytes,
-        "steps": options.steps, "idle-s": 1, "pause-s": 0.1,
+        "peers": peers, "aggregators": aggregators, "ranges": ranges, "cap": options.cap,
+        "payload-bytes": options.payload_bytes, "steps": options.steps, "idle-s": 1, "pause-s": 0.1,
     }  # fmt: skip
     command = [
         sys.executable,
@@ -75,12 +85,12 @@ def real(peers: int, aggregators: int, options: argparse.Namespace) -> dict[str,
     return found
 
 
-def counted(peers: int, aggregators: int, cap: int) -> dict[str, Any]:
+def counted(peers: int, aggregators: int, cap: int, ranges: int) -> dict[str, Any]:
     """Payloads (sums in payloads' bytes) that a peer sends and gets in a step, over COUNTED_STEPS steps."""
     keys = sorted(hashlib.sha256(b"%d" % number).digest() for number in range(peers))
     config = RunConfig(
         optimizer=OptimizerConfig(selection="random", cap=cap),
-        clock=ClockConfig(aggregators=aggregators, batch_samples=peers, max_peers=2048),
+        clock=ClockConfig(aggregators=aggregators, ranges=ranges, batch_samples=peers, max_peers=2048),
         admission=AdmissionConfig(mode="invite"),
     )
     run = machine.new_run(bytes(32), config)
@@ -90,20 +100,19 @@ def counted(peers: int, aggregators: int, cap: int) -> dict[str, Any]:
     up, down, most_up, most_down = 0.0, 0.0, 0.0, 0.0
     for step in range(COUNTED_STEPS):
         head = hashlib.sha256(b"step %d" % step).digest()
-        several = aggregation.drawn(replace(run, head_hash=head, head_step=step), roster, 1)
-        sent, got = Counter[bytes](), Counter[bytes]()
-        for key in keys:
-            for who in several:
-                if who != key:
+        rows = aggregation.drawn(replace(run, head_hash=head, head_step=step), roster, 1)
+        sent, got = defaultdict[bytes, float](float), defaultdict[bytes, float](float)
+        signed: Any = SimpleNamespace(hash=head)
+        for number, row in enumerate(rows):  # in slices of payloads
+            for key in keys:
+                for who in {*row} - {key}:
                     sent[key] += 1
                     got[who] += 1
-        ups, downs = {key: float(sent[key]) for key in keys}, {key: float(got[key]) for key in keys}
-        signed: Any = SimpleNamespace(hash=head)
-        for key in keys:
-            if key not in several and several:
-                ups[sources_of(signed, key, several, keys)[0]] += total
-                downs[key] += total
-        if not several:
+                if key not in row:
+                    sent[sources_of(signed, key, tuple(row), keys, number)[0]] += total
+                    got[key] += total
+        ups, downs = ({key: many[key] / ranges for key in keys} for many in (sent, got))
+        if not rows:
             ups = downs = dict.fromkeys(keys, float(peers - 1))
         up, down = up + sum(ups.values()), down + sum(downs.values())
         most_up, most_down = max(most_up, *ups.values()), max(most_down, *downs.values())

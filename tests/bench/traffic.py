@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -28,8 +29,8 @@ from node.swarm.events import Committed, Event, Failed, Opened
 from node.swarm.membership import JoinFacts
 from node.swarm.parts import build
 from node.swarm.session import Session
-from node.wire.codec import Update, encode_update
-from node.wire.validate import UpdateDoor
+from node.wire.codec import Update
+from node.wire.validate import UpdateDoor, encode
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.v1 import update_pb2
@@ -52,6 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--aggregators", type=int, default=0, help="of each step (default 0: all payloads to everybody)"
     )
+    parser.add_argument("--ranges", type=int, default=1, help="of the model, with aggregators (default 1)")
     parser.add_argument("--cap", type=int, default=2, help="of the sums (default 2)")
 
 
@@ -75,6 +77,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         settings = (
             f"steps = 100000\nmin_peers = {options.peers}\nmax_peers = {options.peers}\n"
             f"batch_samples = {4 * options.peers}\naggregators = {options.aggregators}\n"
+            f"ranges = {options.ranges}\n"
             "deadline_ms_min = 3000000\ndeadline_ms_max = 3000000\nsnapshot_every = 1000000\n"
             f'[optimizer]\nselection = "random"\none_in = {ONE_IN}\ncap = {options.cap}\n'
             f'[admission]\nmode = "allow_list"\nallowed = {json.dumps(named)}\n'
@@ -117,6 +120,7 @@ async def _measured(options: argparse.Namespace, invite: Invite, homes: list[Pat
             "overlay_bytes_peer_step": round(total),
             "payload_bytes_peer_step": round(payload),
             "payloads_peer_step": round(payload / peers[0].payload_bytes, 2),
+            "payloads_down_most": round(max(peer.most_in_a_step(first) for peer in peers) / peers[0].payload_bytes, 2),
             "cpu_ms_peer_step": round(1000 * (after.cpu - before.cpu) / each, 2),
             "overhead": round(1 - payload / total, 3),
             "coordinator_bytes_peer_step": round((after.coordinator - before.coordinator) / each),
@@ -167,7 +171,8 @@ class Peer:
         self._votes_bytes = max(8 * options.payload_bytes * ONE_IN // CHUNK_ELEMENTS, 1) * CHUNK_ELEMENTS // ONE_IN // 8
         door = LateDoor()
         chunks = self._votes_bytes * 8 * ONE_IN // CHUNK_ELEMENTS
-        door.door = UpdateDoor(invite.run_id, LAYOUT, chunks, SUMMED, options.cap)
+        self._chunks, self.came = chunks, dict[int, int]()
+        door.door = UpdateDoor(invite.run_id, LAYOUT, chunks, SUMMED, options.cap, options.ranges)
         self.payload_bytes = len(self._votes(1))
         identity = Identity.load_or_create(folder / "identity.key")
         # without relaying, which reads p2pd's figures over the same loopback interface
@@ -202,6 +207,7 @@ class Peer:
             raise event.error
         if isinstance(event, Committed):
             step = event.signed.entry.step
+            self.came[step] = self.session.counters.wire.blob_received
             await self.session.applied(step, self._state(step))
         elif isinstance(event, Opened) and event.ranges and self.publishes:
             task = asyncio.ensure_future(self._publish(event))
@@ -220,7 +226,13 @@ class Peer:
         await self.session.publish(self._votes(tick.step), said)
 
     def _votes(self, step: int) -> bytes:
-        return encode_update(self._invite.run_id, LAYOUT, Update(step, ONE_IN, os.urandom(self._votes_bytes)))
+        update = Update(step, ONE_IN, os.urandom(self._votes_bytes))
+        return encode(self._invite.run_id, LAYOUT, update, self._chunks, self._options.ranges)
+
+    def most_in_a_step(self, first: int) -> int:
+        """The most bytes of payloads and sums that came between two entries, from step `first` on."""
+        steps = [step for step in sorted(self.came) if step >= first]
+        return max((self.came[after] - self.came[at] for at, after in itertools.pairwise(steps)), default=0)
 
     @staticmethod
     def _state(step: int) -> bytes:

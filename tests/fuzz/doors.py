@@ -61,7 +61,6 @@ from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
 from protos.invite import SCHEME, Invite
 from protos.log import (
-    Aggregate,
     Contribution,
     Entry,
     Exclusion,
@@ -75,6 +74,7 @@ from protos.log import (
 )
 from protos.public_runs import list_text, open_runs, sealed_run
 from protos.run_config import RunConfig, config_from_json
+from protos.slices import Aggregate
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
 from protos.tick import Tick, open_tick, tick_body

@@ -25,7 +25,7 @@ REAL_TIME = time.perf_counter
 
 
 def run_seed(
-    seed: int, names: list[str] | None = None, *, long: bool | None = None, aggregators: int = 0
+    seed: int, names: list[str] | None = None, *, long: bool | None = None, aggregators: int = 0, ranges: int = 1
 ) -> tuple[str, list[str]]:
     """One world to its end: (digest of everything that happened, notes). AssertionError says what did not hold."""
     from tests.sim.clock import virtual_time
@@ -34,7 +34,7 @@ def run_seed(
     folder = Path(tempfile.mkdtemp(prefix="swarmentum-sim-", dir=SHM if SHM.is_dir() else None))
     try:
         with virtual_time(seed) as loop:
-            return loop.run_until_complete(_play(loop, seed, folder, names, long, aggregators))
+            return loop.run_until_complete(_play(loop, seed, folder, names, long, aggregators, ranges))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         gc.enable()
@@ -42,7 +42,7 @@ def run_seed(
 
 
 async def _play(  # type: ignore[no-untyped-def]
-    loop, seed: int, folder: Path, names: list[str] | None, long: bool | None, aggregators: int
+    loop, seed: int, folder: Path, names: list[str] | None, long: bool | None, aggregators: int, ranges: int
 ) -> tuple[str, list[str]]:
     from protos.run_config import ClockConfig, RunConfig
     from tests.sim import faults
@@ -60,6 +60,7 @@ async def _play(  # type: ignore[no-untyped-def]
         deadline_ms_min=500,
         deadline_ms_max=10_000,
         aggregators=aggregators,
+        ranges=ranges,
     )
     world = World(loop, seed, folder, _config(RunConfig, clock, peers, aggregators), peers)
     drawn = faults.drawn(chance, peers, names or list(faults.FAULTS), seconds)
@@ -148,6 +149,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), help="all of first <= seed < end")
     parser.add_argument("--faults", nargs="+", help="only these kinds of faults")
     parser.add_argument("--aggregators", type=int, default=0, help="clock.aggregators (default 0: none)")
+    parser.add_argument("--ranges", type=int, default=1, help="clock.ranges, with aggregators")
     parser.add_argument("--verbose", action="store_true", help="the parts' own logs too")
     options = parser.parse_args()
     _quiet(options.verbose)
@@ -156,7 +158,7 @@ def main() -> int:
     for seed in seeds:
         began = REAL_TIME()
         try:
-            digest, notes = run_seed(seed, options.faults, aggregators=options.aggregators)
+            digest, notes = run_seed(seed, options.faults, aggregators=options.aggregators, ranges=options.ranges)
         except Exception as error:  # noqa: BLE001 - whatever it is, the seed is told
             failed += 1
             if options.seed is not None:

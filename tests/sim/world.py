@@ -35,6 +35,7 @@ from node.data.samples import MixedSamples, Samples
 from node.link.client import CoordinatorClient, check_genesis
 from node.link.coordinators import Coordinators
 from node.model.gradients import GradResult
+from node.optim.votes.ranges import borders
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import EVENTS_MAX, Swarm
@@ -54,6 +55,7 @@ from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.mixture import phases
 from protos.run_config import RunConfig
+from protos.slices import joined, some, split
 from protos.v1 import envelope_pb2, log_pb2, update_pb2
 from tests.sim.checkers import Checkers
 from tests.sim.clock import BEGIN_SECONDS, InlineExecutor, Thread, VirtualLoop
@@ -379,7 +381,9 @@ class PeerProcess:
         if others.index(key) % 2:
             envelope = self._other_votes(envelope)
             sha256 = parse(update_pb2.Announcement, parse(envelope_pb2.SignedEnvelope, envelope).body).payload_sha256
-            payload = session.parts.publication._payloads.get(sha256) or payload
+            ranges, view = self.world.config.clock.ranges, session.parts.view
+            whole = session.parts.publication._payloads.whole(sha256, ranges)
+            payload = payload if whole is None else some(whole, ranges, view.ranges_of(view.step + 1, key))
         if taken := await Pusher._push(session.parts.pusher, key, envelope, payload):
             self._heard_as(envelope)
         return taken
@@ -408,15 +412,19 @@ class PeerProcess:
         ):
             return message
         said = parse(update_pb2.Announcement, envelope.body)
-        payload = session.parts.publication._payloads.get(said.payload_sha256)
+        ranges, payloads = self.world.config.clock.ranges, session.parts.publication._payloads
+        payload = payloads.whole(said.payload_sha256, ranges)
         if payload is None:
             return message
-        votes = parse(update_pb2.UpdatePayload, payload)
-        body = self.replica.demo.form.body_bytes(self.replica.demo.layout.chunks, votes.size)
-        votes.votes = bytes(byte ^ 0xFF for byte in votes.votes[:body])  # what says which are silent would not fit them
-        other = votes.SerializeToString(deterministic=True)
-        said.payload_sha256 = payload_hash(other)
-        session.parts.publication._payloads.put(said.step, said.payload_sha256, other)
+        parts = []
+        for part, chunks in zip(split(payload, ranges), borders(self.replica.demo.layout.chunks, ranges), strict=True):
+            votes = parse(update_pb2.UpdatePayload, part)
+            body = self.replica.demo.form.body_bytes(len(chunks), votes.size)
+            votes.votes = bytes(byte ^ 0xFF for byte in votes.votes[:body])  # without those that say which are silent
+            parts.append(votes.SerializeToString(deterministic=True))
+        other = joined(parts)
+        said.payload_sha256 = payload_hash(other, ranges)
+        payloads.put_whole(said.step, other, ranges)
         self.world.checkers.two_faced.add(self.identity.public_key)
         return seal(self.identity, Kind.KIND_ANNOUNCEMENT, envelope.run_id, said).SerializeToString(deterministic=True)
 

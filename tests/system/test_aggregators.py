@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from protos.identity import Identity
 from tests.attack.attacks.false_sums import FalseSums
 from tests.attack.base import Target
 from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
@@ -86,3 +87,34 @@ def test_a_member_that_lies_in_sums_and_strangers_that_send_some_change_nothing(
     code, values = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
     assert code == 0, json.dumps(values)
     assert values["votes_in_sums"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("anchored", [False, True], ids=["no anchor", "an anchor"])
+def test_of_four_ranges_each_has_its_aggregators_whoever_is_killed(anchored: bool, tmp_path: Path) -> None:
+    """All replicas stay equal, and the sums of slices lead to them."""
+    ids = [Identity.load_or_create(tmp_path / name / "identity.key").peer_id for name in PEERS]
+    settings = RUN.replace("aggregators = 1", "aggregators = 2\nranges = 4")
+    settings += f'[admission]\nmode = "allow_list"\nallowed = {json.dumps(ids)}\n'
+    with LocalSwarm(tmp_path, settings, *(["--anchor"] if anchored else [])) as swarm:
+        names = [*PEERS, *(["anchor"] if anchored else [])]
+        processes = {"anchor": swarm.anchor()} if anchored else {}
+        processes |= {name: swarm.join(name, "--set", "archive=true") for name in PEERS}
+        wait_for("all of them in a step", lambda: any(it["peers"] == len(PEERS) for it in swarm.steps("ada")), 250.0)
+        swarm.wait_step("ada", swarm.last_step("ada") + 20)
+        processes.pop("dan").kill()  # in a moment when it may add up two ranges
+        head = swarm.last_step("ada")
+        swarm.wait_step("ada", head + 10)
+        processes["dan"] = swarm.join("dan", "--set", "archive=true")
+        wait_for("dan", lambda: bool(swarm.steps("dan")) and swarm.last_step("dan") > head + 10, 200.0)
+        swarm.wait_step("ada", swarm.last_step("ada") + 10)
+        digests = digests_by_step(*map(swarm.steps, names))
+        assert len(digests) > 20
+        assert all(len(found) == 1 for found in digests.values())
+        for process in processes.values():
+            process.interrupt()
+        for process in processes.values():
+            process.finish()
+        code, values = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
+        assert code == 0, json.dumps(values)
+        assert values["votes_in_sums"] > 5 * 20, "most steps have six votes in their sums"

@@ -10,7 +10,7 @@ sums, to the same bits. Only for selection `random` with signs, where places of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -42,6 +42,21 @@ def sum_bytes(places: int, cap: int) -> int:
     return -(-places // digits(cap)) * _WORD_BYTES
 
 
+def none(chunks: int) -> Sums:
+    """Sums without a place."""
+    return np.zeros((chunks, 0), dtype=np.int16)
+
+
+def stacked(parts: Sequence[Sums], size: int) -> Sums:
+    """The sums of ranges, one after the other; `size` is the smallest of theirs, and places of a larger one are among its."""
+    found = np.zeros((sum(map(len, parts)), SUMMED.votes_a_chunk(size)), dtype=np.int16)
+    first = 0
+    for part in parts:
+        found[first : first + len(part), : part.shape[1]] = part
+        first += len(part)
+    return found
+
+
 def add_up(payloads: Iterable[Packed], chunks: int) -> tuple[int, Sums]:
     """The smallest size of the payloads (the run's `one_in`, or a peer's own), and the uncapped sum of their votes.
 
@@ -59,7 +74,7 @@ def add_up(payloads: Iterable[Packed], chunks: int) -> tuple[int, Sums]:
             said[silence.unpack(packed.silent, count).numpy()] = 0
         total += said
     if not totals:
-        return 0, np.zeros((chunks, 0), dtype=np.int16)
+        return 0, none(chunks)
     smallest = min(totals)
     found = totals.pop(smallest)
     for total in totals.values():  # the first places of a chunk are those of the larger sizes

@@ -16,7 +16,8 @@ from node.archive.record import Recorder
 from node.archive.verify import Verification, text, verify
 from node.archive.verify import line as line_of
 from node.training.replica import Replica
-from node.wire.validate import UpdateDoor, aggregate
+from node.wire.codec import payload_hash
+from node.wire.validate import UpdateDoor
 from protos.admission_config import OperatorsConfig
 from protos.changes import Settings
 from protos.envelope import Kind, seal, seal_bytes
@@ -24,7 +25,6 @@ from protos.errors import OperatorError, Refusal
 from protos.identity import Identity, peer_id
 from protos.limits import PAYLOAD_BYTES_MAX
 from protos.log import (
-    Aggregate,
     Contribution,
     Entry,
     Equivocation,
@@ -37,8 +37,9 @@ from protos.log import (
 )
 from protos.optimizer_config import OptimizerConfig
 from protos.orders import OperatorOrder, SignedOrder, order_body
-from protos.run_config import RunConfig
+from protos.run_config import ClockConfig, RunConfig
 from protos.v1 import archive_pb2, log_pb2, update_pb2
+from tests.sim.sums import sum_named, summed
 
 COORDINATOR, ADA, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 LR = 2.0**-9
@@ -81,7 +82,9 @@ class Life:
             torch.manual_seed(0)
             model = torch.nn.Linear(70, 65)
         optimizer = self.config.optimizer
-        return Replica(self.run_id, model, optimizer, optimizer.vote_size)
+        made = Replica(self.run_id, model, optimizer, optimizer.vote_size)
+        made.ranges = self.config.clock.ranges
+        return made
 
     def open(self, room: int = ROOM) -> Recorder:
         recorder = Recorder(self.archive, room, self.genesis, self.ada)
@@ -97,17 +100,18 @@ class Life:
         payloads = {who.public_key: self._vote(replica, step) for who, replica in ((ADA, self.ada), (BOB, self.bob))}
         keys = sorted(payloads)
         contributions = tuple(
-            Contribution(key, files.sha256(payloads[key]), len(payloads[key]), 2, 10 * step, 1.0) for key in keys
+            Contribution(key, self.name(payloads[key]), len(payloads[key]), 2, 10 * step, 1.0) for key in keys
         )
         digest = self.ada.digest() if step > 1 and step not in self.silent else b""
         if step == self.false_digest_at:
             digest = bytes(32)
         out = (self.exclusions[step],) if step in self.exclusions else ()
         back = self.readmitted.get(step, ())
-        cap = self.config.optimizer.cap
-        door = UpdateDoor(self.run_id, self.ada.layout_digest, self.ada.demo.layout.chunks, self.ada.demo.form, cap)
+        cap, ranges = self.config.optimizer.cap, self.config.clock.ranges
+        of = (self.run_id, self.ada.layout_digest, self.ada.demo.layout.chunks, self.ada.demo.form)
+        door = UpdateDoor(*of, cap, ranges)
         updates = [door.open(payloads[key], step) for key in keys]
-        total = aggregate(door, updates, step) if self.sums else b""
+        total = summed(door, updates, step) if self.sums else b""
         entry = Entry(
             step,
             self.ada.head,
@@ -120,7 +124,7 @@ class Life:
             readmitted=back,
             settings=self.settings,
             orders=(self.orders[step],) if step in self.orders else (),
-            aggregate=Aggregate(files.sha256(total), len(total)) if self.sums else None,
+            aggregate=sum_named(total, ranges) if self.sums else None,
         )
         signed = seal_entry(COORDINATOR, self.run_id, entry)
         for replica in (self.ada, self.bob):
@@ -142,8 +146,11 @@ class Life:
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         return replica.vote(step, LR)
 
+    def name(self, payload: bytes) -> bytes:
+        return payload_hash(payload, self.config.clock.ranges)
+
     def word(self, who: Identity, step: int, payload: bytes) -> bytes:
-        said = update_pb2.Announcement(step=step, payload_sha256=files.sha256(payload), payload_bytes=len(payload))
+        said = update_pb2.Announcement(step=step, payload_sha256=self.name(payload), payload_bytes=len(payload))
         return seal(who, Kind.KIND_ANNOUNCEMENT, self.run_id, said).SerializeToString(deterministic=True)
 
     def export(self) -> Path:
@@ -189,8 +196,16 @@ def test_a_run_is_replayed_to_the_same_bits(tmp_path: Path, optimizer: Optimizer
     assert found.run == life.run_id.hex()
 
 
-def test_sums_lead_to_the_bits_of_their_payloads_and_verify_says_what_it_has_not_seen(tmp_path: Path) -> None:
-    life = Life(tmp_path, RunConfig(optimizer=OptimizerConfig(selection="random", cap=3)))
+def summing(ranges: int, cap: int = 2) -> RunConfig:
+    clock = ClockConfig(aggregators=3, ranges=ranges)
+    return RunConfig(optimizer=OptimizerConfig(selection="random", cap=cap), clock=clock)
+
+
+@pytest.mark.parametrize("ranges", [1, 3, 16])
+def test_sums_lead_to_the_bits_of_their_payloads_and_verify_says_what_it_has_not_seen(
+    ranges: int, tmp_path: Path
+) -> None:
+    life = Life(tmp_path, summing(ranges, cap=3))
     for life.sums in (False, True, True, False, True):
         life.step()  # the replicas apply payloads
     found = life.verify()
@@ -200,19 +215,21 @@ def test_sums_lead_to_the_bits_of_their_payloads_and_verify_says_what_it_has_not
     assert "6 payloads are here only in sums" in text(found)
 
 
-def test_another_sum_than_the_log_names_is_found(tmp_path: Path) -> None:
-    life = Life(tmp_path, RunConfig(optimizer=OptimizerConfig(selection="random")), sums=True)
+@pytest.mark.parametrize("ranges", [1, 3])
+def test_another_sum_than_the_log_names_is_found(ranges: int, tmp_path: Path) -> None:
+    life = Life(tmp_path, summing(ranges), sums=True)
     life.steps(3)
     life.recorder.close()
     [segment] = files.segments(life.archive)
     path = segment.path(files.PAYLOADS)
     kept = list(files.records(path, files.PAYLOAD_RECORD_BYTES_MAX))
-    for changed, why in ((kept[:1] + kept[2:], "is not in this archive"), (None, "does not have the hash")):
-        records = changed
-        if records is None:
-            record = archive_pb2.ArchivedPayload.FromString(kept[1])
-            record.payload = archive_pb2.ArchivedPayload.FromString(kept[0]).payload
-            records = [kept[0], record.SerializeToString(), kept[2]]
+    first, second = (archive_pb2.ArchivedPayload.FromString(it).payload for it in kept[:2])
+    others = [first, second[:-1], second[:-1] + bytes([second[-1] ^ 1]), second + b"x"]
+    for other in (None, *others):
+        why = "is not in this archive" if other is None else "does not have the hash"
+        record = archive_pb2.ArchivedPayload.FromString(kept[1])
+        record.payload = other or b""
+        records = [kept[0], *([] if other is None else [record.SerializeToString()]), kept[2]]
         with path.open("wb") as file:
             for record_bytes in records:
                 files.append(file, record_bytes)

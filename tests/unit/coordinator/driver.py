@@ -61,8 +61,9 @@ from coordinator.clock.state import (
 from protos.assignment import Range, assign, merge
 from protos.holdings import digest_of as digest_over
 from protos.holdings import mask_of
-from protos.log import Aggregate, Entry, entry_body, entry_hash
+from protos.log import Entry, entry_body, entry_hash
 from protos.run_config import ClockConfig, RunConfig
+from protos.slices import Aggregate, Slice, sum_in
 from protos.tick import Tick
 
 RUN_ID = bytes([7]) * 32
@@ -374,7 +375,11 @@ def sum_of(asked: SendSumRequest, peer: PlayedPeer) -> Summed:
     """What a peer says of the votes that it was asked to add up; who lies makes up another sum each time."""
     digest = digest_over(c.payload_sha256 for c in asked.contributions)
     lie = (peer.number, asked.attempt) if peer.lies else ()
-    return Summed(asked.step, asked.attempt, digest, Aggregate(sha("sum", digest, *lie), 64))
+    aggregate = Aggregate(sha("sum", digest, *lie), 64)
+    if peer.tick is not None and peer.tick.ranges:
+        numbers = peer.tick.ranges_of(key(peer.number))
+        aggregate = sum_in([Slice(sha("sum", number, digest, *lie), 64) for number in numbers])
+    return Summed(asked.step, asked.attempt, digest, aggregate)
 
 
 class Swarm(Harness):
@@ -496,6 +501,8 @@ class Swarm(Harness):
         if not self.up or self.random.random() < self.loss:
             self.after(200, lambda: self.tell(peer, **facts) if peer.stream == stream else None)
             return
+        if self.settings.clock.ranges > 1 and "holdings" in facts and peer.tick is not None:
+            facts.setdefault("held", HeldPlaces(peer.tick.step, peer.tick.attempt, 0, b""))
         self.event(Reported(key(peer.number), **facts))  # type: ignore[arg-type]
         said = facts.get("held")
         if isinstance(said, HeldPlaces) and holder_counts.unclear(self.run.step, key(peer.number), said, anchor=False):

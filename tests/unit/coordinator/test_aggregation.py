@@ -8,14 +8,23 @@ import pytest
 
 from coordinator.clock import aggregation
 from coordinator.clock.effects import NoticeKind, SendNotice, SendSumRequest
-from coordinator.clock.events import Connected, Disconnected, ExclusionAsked, JoinAsked, Reported, Summed, TimerFired
+from coordinator.clock.events import (
+    Connected,
+    Disconnected,
+    ExclusionAsked,
+    HeldPlaces,
+    JoinAsked,
+    Reported,
+    Summed,
+    TimerFired,
+)
 from coordinator.clock.state import Run
 from protos.admission_config import AdmissionConfig
 from protos.holdings import digest_of as digest_over
 from protos.identity import Identity, peer_id
-from protos.log import Aggregate
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
+from protos.slices import Aggregate
 from tests.unit.coordinator.driver import (
     LAYOUT,
     Harness,
@@ -74,7 +83,8 @@ def vote(harness: Harness, *numbers: int) -> list[SendSumRequest]:
     held = tuple((tick.step, key(n), claim.payload_sha256) for n, claim in zip(numbers, claims, strict=True))
     for number, claim in zip(numbers, claims, strict=True):
         harness.feed(Reported(key(number), claim=claim))
-    effects = [effect for who in tick.aggregators for effect in harness.feed(Reported(who, holdings=held))]
+    said = HeldPlaces(tick.step, tick.attempt, 0, b"")  # aggregators of ranges say of which attempt they speak
+    effects = [effect for who in tick.aggregators for effect in harness.feed(Reported(who, holdings=held, held=said))]
     return [effect for effect in effects if isinstance(effect, SendSumRequest)]
 
 

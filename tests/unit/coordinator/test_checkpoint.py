@@ -28,7 +28,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "f3ed0a8bc0f4a4a9"
+FINGERPRINT = "c4eb799770fe0ad1"
 
 
 def fresh_of(harness: Harness) -> Run:

@@ -13,6 +13,8 @@ from coordinator.commands import planning
 from coordinator.commands.checking import checked
 from coordinator.commands.planning import (
     AGGREGATORS,
+    RANGED_VOTES,
+    RANGES,
     adds_up,
     layout_of_run,
     measured_of,
@@ -62,6 +64,42 @@ def test_checks_are_on_for_an_open_run_with_an_anchor_where_they_can_judge(
     assert made.trust.anchored is anchor
     assert (says in said) if says else not said
     made.check_new()
+
+
+@pytest.mark.parametrize(
+    ("mode", "anchor", "votes", "clock", "ranges"),
+    [
+        ("invite", False, RANGED_VOTES, {}, RANGES),
+        ("invite", False, RANGED_VOTES - 1, {}, 1),
+        ("invite", False, None, {}, 1),
+        ("invite", False, RANGED_VOTES, {"ranges": 1}, 1),
+        ("invite", False, RANGED_VOTES, {"aggregators": 3, "ranges": 4}, 4),
+        ("invite", False, RANGED_VOTES, {"aggregators": 0}, 1),
+        ("invite", True, RANGED_VOTES, {}, 1),
+        ("open", False, RANGED_VOTES, {}, 1),
+    ],
+)
+def test_a_large_model_without_an_anchor_is_added_up_in_ranges(
+    mode: Any, anchor: bool, votes: int | None, clock: dict[str, int], ranges: int
+) -> None:
+    config = RunConfig(
+        optimizer=OptimizerConfig(selection="random"),
+        admission=AdmissionConfig(mode=mode),
+        clock=ClockConfig.model_validate({"min_peers": 3, **clock}),
+    )
+    made, said = planned(config, votes, anchor=anchor)
+    assert made.clock.ranges == ranges
+    assert ("8 ranges" in said) is (ranges == RANGES)
+
+
+def test_a_run_of_one_range_is_one_of_earlier_versions() -> None:
+    """Its definition, and so its id, is the same as without the setting."""
+    one = RunConfig(clock=ClockConfig(aggregators=3, ranges=1), optimizer=OptimizerConfig(selection="random"))
+    assert "ranges" not in one.canonical_json()
+    several = one.model_copy(update={"clock": one.clock.model_copy(update={"ranges": 4})})
+    assert config_from_json(several.canonical_json()).clock.ranges == 4
+    with pytest.raises(ValueError, match="divides what aggregators add up"):
+        RunConfig(clock=ClockConfig(ranges=4))
 
 
 @pytest.mark.parametrize(

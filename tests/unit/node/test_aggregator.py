@@ -16,42 +16,54 @@ from node.swarm.collector import COPIES_EACH, Collector, sources_of
 from node.swarm.events import Resync
 from node.swarm.outbox import Outbox
 from node.swarm.view import View
-from node.wire.codec import Update, encode_update, payload_hash
-from node.wire.validate import UpdateDoor
+from node.wire.codec import Update, payload_hash
+from node.wire.validate import UpdateDoor, encode
 from protos.assignment import Range, SampleShare
 from protos.checks import drawn
 from protos.errors import Refusal
 from protos.holdings import digest_of
-from protos.log import Aggregate, Contribution, Entry, SignedEntry, contributions_body, summed_entry
+from protos.log import Contribution, Entry, SignedEntry, contributions_body, summed_entry
+from protos.slices import Aggregate, Slice, list_bytes, some, split, sum_in
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 
-RUN, LAYOUT, STEP, CHUNKS = b"r" * 32, b"l" * 32, 7, 2
+RUN, LAYOUT, STEP, CHUNKS = b"r" * 32, b"l" * 32, 7, 6
 KEYS = [bytes([n]) * 32 for n in range(1, 10)]
 
 
-def payload(number: int) -> bytes:
+def payload(number: int, ranges: int = 1) -> bytes:
     votes = np.random.default_rng(number).bytes(CHUNKS * 32)
-    return encode_update(RUN, LAYOUT, Update(STEP, 16, votes))
+    return encode(RUN, LAYOUT, Update(STEP, 16, votes), CHUNKS, ranges)
 
 
-def named(key: bytes, data: bytes, **more: Any) -> Contribution:
-    return Contribution(key, payload_hash(data), len(data), 4, 400, 1.5, **more)
+def named(key: bytes, data: bytes, ranges: int = 1, **more: Any) -> Contribution:
+    return Contribution(key, payload_hash(data, ranges), len(data), 4, 400, 1.5, **more)
+
+
+def tick(rows: tuple[bytes, ...] = ()) -> Tick:
+    """The open step of KEYS; `rows`: of each range, which of KEYS[1:] adds it up."""
+    roster = tuple(SampleShare(key, 1) for key in KEYS)
+    return Tick(STEP, RUN, 1, roster, (Range(0, 9),), 0, tuple(KEYS[1:]) if rows else (), rows)
 
 
 class Shelves:
     """What peers hold: stands for `Pulls`."""
 
-    def __init__(self, *held: bytes) -> None:
-        self.held = {payload_hash(data): data for data in held}
-        self.asked: list[bytes] = []
+    def __init__(self, *held: bytes, ranges: int = 1) -> None:
+        self.held = {payload_hash(data, ranges): data for data in held}
+        self.asked, self.ranges = list[bytes](), ranges
 
-    async def accepted(self, contribution: Contribution, step: int, bytes_max: int, first: Any = ()) -> bytes | None:
+    async def accepted(
+        self, contribution: Contribution, step: int, bytes_max: int, first: Any = (), which: Any = None
+    ) -> bytes | None:
         self.asked.append(contribution.public_key)
-        return self.held.get(contribution.payload_sha256)
+        data = self.held.get(contribution.payload_sha256)
+        if data is None or which is None or len(data) != contribution.payload_bytes:
+            return data
+        return some(data, self.ranges, which)
 
-    async def aggregate(self, aggregate: Aggregate, step: int, holders: Any) -> bytes | None:
-        return self.held.get(aggregate.sha256)
+    async def aggregate(self, part: Slice, step: int, holders: Any) -> bytes | None:
+        return self.held.get(part.sha256)
 
     async def hashes(self, sha256: bytes, size: int, step: int, holders: Any) -> bytes | None:
         return self.held.get(sha256)
@@ -60,9 +72,12 @@ class Shelves:
         self.held[sha256] = data
 
 
-def parts(*held: bytes) -> tuple[Aggregator, Shelves, Outbox, LateDoor, Any]:
-    shelves, outbox, door, view = Shelves(*held), Outbox(), LateDoor(), View(RUN, b"")
-    door.door = UpdateDoor(RUN, LAYOUT, CHUNKS, sums.SUMMED)
+def parts(
+    *held: bytes, ranges: int = 1, rows: tuple[bytes, ...] = ()
+) -> tuple[Aggregator, Shelves, Outbox, LateDoor, Any]:
+    shelves, outbox, door, view = Shelves(*held, ranges=ranges), Outbox(), LateDoor(), View(RUN, b"")
+    door.door = UpdateDoor(RUN, LAYOUT, CHUNKS, sums.SUMMED, ranges=ranges)
+    view.ranges, view.tick = ranges, tick(rows) if rows else None
 
     async def emit(event: Any) -> None:
         said.append(event)
@@ -77,7 +92,7 @@ def parts(*held: bytes) -> tuple[Aggregator, Shelves, Outbox, LateDoor, Any]:
         log=quiet, refused=said.append, emit=emit, said=said,
     )  # fmt: skip
     pulls: Any = shelves
-    return Aggregator(pulls, door, outbox, view, runtime, beside), shelves, outbox, door, runtime
+    return Aggregator(KEYS[1], pulls, door, outbox, view, runtime, beside), shelves, outbox, door, runtime
 
 
 def request(*contributions: Contribution) -> pb.SumRequest:
@@ -97,14 +112,15 @@ async def test_it_adds_up_what_it_is_asked_for_keeps_it_and_says_so() -> None:
     await settle(aggregator)
     said = outbox.summed
     assert (said.step, said.attempt, said.payloads) == (STEP, 2, digest_of(c.payload_sha256 for c in contributions))
-    total = shelves.held[said.sha256]
-    assert len(total) == said.total_bytes
+    total = shelves.held[said.aggregate.sha256]
+    assert len(total) == said.aggregate.total_bytes
     added = sums.add_up([sums.SUMMED.read(it[-CHUNKS * 32 :], 16, CHUNKS) for it in data], CHUNKS)[1]
     opened = door.open_aggregate(total, STEP, len(total))
     again = sums.add_up([sums.SUMMED.read(it.votes, 16, CHUNKS) for it in opened], CHUNKS)[1]
     assert np.array_equal(again, np.clip(added, -2, 2))
     body, facts = outbox.next_report() or (None, [])
-    assert body.summed.aggregate.sha256 == said.sha256
+    assert body.summed.aggregate.sha256 == said.aggregate.sha256
+    assert not body.summed.aggregate.slices
     outbox.sent(facts)
     assert outbox.next_report() is None
     aggregator.asked(request(*contributions))
@@ -119,7 +135,7 @@ async def test_votes_of_another_length_than_the_log_names_count_as_nothing() -> 
     aggregator.asked(request(named(KEYS[0], data[0]), wrong))
     await settle(aggregator)
     alone = door.aggregate([door.open(data[0], STEP)], STEP)
-    assert shelves.held[outbox.summed.sha256] == alone
+    assert shelves.held[outbox.summed.aggregate.sha256] == alone
 
 
 async def test_without_a_payload_it_says_nothing() -> None:
@@ -162,46 +178,112 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     await settle(aggregator)
     said = outbox.summed
     full = Entry(STEP, RUN, contributions, 0, b"", (), 0)
-    entry = summed_entry(full, Aggregate(said.sha256, said.total_bytes), said.payloads)
+    entry = summed_entry(full, said.aggregate, said.payloads)
     signed = SignedEntry(entry, hashlib.sha256(b"entry").digest(), b"")
-    view, newest, cleared = View(RUN, b""), SimpleNamespace(newest=None), list[tuple[int, bytes]]()
-    shelf = SimpleNamespace(get=lambda sha256: None, keep_only=lambda step, sha256: cleared.append((step, sha256)))
-    view.tick = Tick(STEP, RUN, 1, tuple(SampleShare(key, 1) for key in KEYS), (Range(0, 9),), 0)
+    view, newest, cleared = View(RUN, b""), SimpleNamespace(newest=None), list[tuple[int, set[bytes]]]()
+    shelf = SimpleNamespace(whole=lambda *_: None, keep_only=lambda step, names: cleared.append((step, {*names})))
+    view.tick = tick()
     pulls, payloads, snapshots = shelves, shelf, newest
     collector = Collector(KEYS[0], pulls, payloads, door, snapshots, view, runtime, whole=True)  # type: ignore[arg-type]
     shelves.asked.clear()
-    found = await collector.collect(signed, {}, (KEYS[3],))
+    found = await collector.collect(signed, {}, ((KEYS[3],),))
     assert not shelves.asked, "the run has no checks"
     assert (found.updates, found.authors) == (
-        door.open_aggregate(shelves.held[said.sha256], STEP, said.total_bytes),
+        door.open_aggregate(shelves.held[said.aggregate.sha256], STEP, said.aggregate.total_bytes),
         (),
     )
-    assert found.payloads == (shelves.held[said.sha256],)
+    assert found.payloads == (shelves.held[said.aggregate.sha256],)
     view.checkers = 2
     mine = {subject for subject, who in drawn(signed.hash, entry, 2).items() if KEYS[0] in who}
     assert mine
-    found = await collector.collect(signed, {}, (KEYS[3],))
+    found = await collector.collect(signed, {}, ((KEYS[3],),))
     assert found.by_author.keys() == mine == {*shelves.asked}
     assert found.signed.entry.contributions == contributions, "a verdict names the payload"
     hashes = shelves.held.pop(said.payloads)
     for lost in (None, hashes[:-1]):
         if lost is not None:
             shelves.held[said.payloads] = lost
-        found = await collector.collect(signed, {}, (KEYS[3],))
+        found = await collector.collect(signed, {}, ((KEYS[3],),))
         assert not found.by_author, "it says nothing about votes whose names it could not get"
 
     later = Entry(STEP + 2, RUN, (), 0, b"", (), 0, aggregate=entry.aggregate)
     await collector.collect(SignedEntry(later, b"h" * 32, b""), {})
-    assert cleared == [(STEP, said.sha256)], "two steps later nobody checks its payloads"
+    assert cleared == [(STEP, {said.aggregate.sha256})], "two steps later nobody checks its payloads"
 
-    del shelves.held[said.sha256]
+    del shelves.held[said.aggregate.sha256]
     assert await collector.collect(signed, {}) is None
     assert isinstance(runtime.said[-1], Resync)
     shelves.held.clear()
-    long = Entry(STEP, RUN, contributions, 0, b"", (), 0, aggregate=Aggregate(said.sha256, 1 << 28))
+    long = Entry(STEP, RUN, contributions, 0, b"", (), 0, aggregate=Aggregate(said.aggregate.sha256, 1 << 28))
     found = await collector.collect(SignedEntry(long, signed.hash, b""), {})
     assert found is not None, "nobody is asked for what can be no sum"
     assert (found.updates, found.payloads) == ((), (b"",))
-    shelves.held[said.sha256] = b"no sum"
+    shelves.held[said.aggregate.sha256] = b"no sum"
     found = await collector.collect(signed, {})
     assert found.updates == (), "the same nothing on every replica"
+
+
+async def test_of_several_ranges_it_adds_up_its_own_and_everybody_takes_all() -> None:
+    """KEYS[1] adds ranges 0 and 2 up, KEYS[2] range 1."""
+    rows, data = (b"\0", b"\1", b"\0"), [payload(n, 3) for n in range(3)]
+    contributions = [named(key, it, 3) for key, it in zip(KEYS, data, strict=False)]
+    aggregator, shelves, outbox, door, runtime = parts(*data, ranges=3, rows=rows)
+    aggregator.asked(request(*contributions))
+    await settle(aggregator)
+    said = outbox.summed
+    assert said is not None
+    made = [it.sha256 for it in said.aggregate.parts]
+    assert len(made) == 2, "its own ranges"
+    aggregator._public_key = KEYS[2]
+    aggregator.asked(request(*contributions))
+    await settle(aggregator)
+    assert outbox.summed is not None
+    whole = sum_in([said.aggregate.parts[0], outbox.summed.aggregate.parts[0], said.aggregate.parts[1]])
+    body, _ = outbox.next_report() or (None, [])
+    assert body is not None
+    assert body.summed.aggregate.slices == outbox.summed.aggregate.slices
+
+    entry = summed_entry(Entry(STEP, RUN, tuple(contributions), 0, b"", (), 0), whole, said.payloads)
+    view, newest = View(RUN, b""), SimpleNamespace(newest=None)
+    view.ranges, view.tick = 3, tick(rows)
+    shelf = SimpleNamespace(whole=lambda *_: None, keep_only=lambda *_: None)
+    collector = Collector(KEYS[0], shelves, shelf, door, newest, view, runtime, whole=True)  # type: ignore[arg-type]
+    signed = SignedEntry(entry, hashlib.sha256(b"entry").digest(), b"")
+    found = await collector.collect(signed, {}, view.by_range(STEP))
+    assert found is not None
+    _, _, _, single, _ = parts()
+    updates = [door.open(it, STEP, len(it)) for it in data]
+    total = single.aggregate(updates, STEP)
+    assert found.updates == single.open_aggregate(total, STEP, len(total)), "as one range would have it"
+    assert payload_hash(found.payloads[0], 3) == whole.sha256, "as an archive keeps it"
+
+    shelves.held[made[1]] = b"no sum"  # the hash of a slice was never that of a sum: its range counts as no votes
+    wrong = sum_in([whole.parts[0], whole.parts[1], Slice(hashlib.sha256(b"no sum").digest(), 6)])
+    shelves.held[wrong.parts[2].sha256] = b"no sum"
+    entry = summed_entry(Entry(STEP, RUN, tuple(contributions), 0, b"", (), 0), wrong, said.payloads)
+    found = await collector.collect(SignedEntry(entry, signed.hash, b""), {}, view.by_range(STEP))
+    assert found is not None
+    assert found.updates
+    assert isinstance(runtime.said[-1], Refusal)
+    shelves.held.pop(made[0])
+    assert await collector.collect(signed, {}, view.by_range(STEP)) is None
+    assert isinstance(runtime.said[-1], Resync)
+
+
+async def test_who_adds_up_nothing_any_more_is_silent() -> None:
+    aggregator, _, outbox, *_ = parts(payload(1, 2), ranges=2, rows=(b"\1", b"\1"))
+    aggregator.asked(request(named(KEYS[0], payload(1, 2), 2)))
+    await settle(aggregator)
+    assert outbox.summed is None
+
+
+async def test_a_payload_that_is_none_adds_nothing_to_any_range() -> None:
+    data = [payload(n, 2) for n in range(2)]
+    aggregator, shelves, outbox, door, _ = parts(*data, ranges=2, rows=(b"\0", b"\0"))
+    wrong = Contribution(KEYS[1], payload_hash(data[1], 2), len(data[1]) + 1, 4, 400, 1.5)
+    shelves.held[wrong.payload_sha256] = data[1][: list_bytes(2)]  # as `Pulls` gives it: the log names another length
+    aggregator.asked(request(named(KEYS[0], data[0], 2), wrong))
+    await settle(aggregator)
+    assert outbox.summed is not None
+    alone = [door.part(n).aggregate([door.part(n).open(it, STEP)], STEP) for n, it in enumerate(split(data[0], 2))]
+    assert [shelves.held[it.sha256] for it in outbox.summed.aggregate.parts] == alone

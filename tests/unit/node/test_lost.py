@@ -1,6 +1,7 @@
 """Votes of the log that nobody gives: how often they are looked for, what does instead, and what a peer makes of it."""
 
 import asyncio
+import hashlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from node.swarm.events import Resync, Snapshot
 from node.swarm.inbox import Announced
 from node.swarm.pulls import ACCEPTED_ROUNDS_MIN, Pulls
 from node.swarm.view import View
+from protos import slices
 from protos.errors import NetworkError
 from protos.log import Contribution
 from tests.unit.node.holders import BLOB, LIAR, ONE, SHA256, fetching, honest
@@ -60,10 +62,10 @@ def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[P
         emit=emit,
         said=said,
     )
-    view: Any = SimpleNamespace(roster=roster, step=STEP, aggregators=lambda step: ())
+    view: Any = SimpleNamespace(roster=roster, step=STEP, ranges=1, aggregators=lambda step: ())
     agreed: Any = SimpleNamespace(newest=newest)
     pulls = Pulls(fetcher, payloads, view, agreed, runtime, patience_seconds=1e9)
-    return pulls, SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads)
+    return pulls, SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads, view=view)
 
 
 @pytest.fixture
@@ -90,6 +92,53 @@ async def test_where_no_snapshot_has_the_step_it_is_looked_for_on_and_on(newest:
     assert await pulls.accepted(NAMED, STEP, 100) == b"votes"
 
 
+class Shelf:
+    """Everybody has these blobs, and no others."""
+
+    def __init__(self, *data: bytes) -> None:
+        self.blobs, self.asked = {hashlib.sha256(it).digest(): it for it in data}, list[int]()
+
+    async def fetch(
+        self, sha256: bytes, size: int, holders: object, size_max: int | None = None, *, hasty: bool = False
+    ) -> bytes:
+        self.asked.append(size)
+        data = self.blobs.get(sha256, b"")
+        if len(data) != size and (size_max is None or not 0 < len(data) <= size_max):
+            raise NetworkError("nobody has it with this length")
+        return data
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_of_a_payload_in_slices_a_peer_takes_those_of_its_ranges() -> None:
+    parts = [b"one", b"second", b"3"]
+    whole = slices.joined(parts)
+    head = whole[: slices.list_bytes(3)]
+    pulls, seen = pulls_from(Shelf(head, *parts), None)
+    seen.view.ranges = 3
+    said = Announced(LIAR, STEP, hashlib.sha256(head).digest(), len(whole), b"", b"")
+    assert await pulls.announced(said, (0, 2)) == head + b"one3"
+    assert seen.fetcher.asked == [len(head), 3, 1]
+    named = Contribution(LIAR, said.payload_sha256, len(whole), 4, 400, 1.5)
+    assert await pulls.accepted(named, STEP, 1000) == whole
+    assert seen.fetcher.asked[3:] == [6], "the others are here"
+
+
+@pytest.mark.parametrize("wrong", [b"no list at all", slices.joined([b"one", b"two"])[: slices.list_bytes(2)]])
+@pytest.mark.usefixtures("no_pauses")
+async def test_bytes_that_are_no_list_come_alone_for_everybody_to_refuse(wrong: bytes) -> None:
+    """Whatever an author has signed: the log names it, so every peer has to come to the same end, and ask for no slice."""
+    pulls, seen = pulls_from(Shelf(wrong), snapshot(STEP + 5))
+    seen.view.ranges = 3
+    named = Contribution(LIAR, hashlib.sha256(wrong).digest(), len(wrong), 4, 400, 1.5)
+    assert await pulls.accepted(named, STEP, 1000) == wrong
+    parts = slices.joined([b"one", b"second", b"3"])
+    head = parts[: slices.list_bytes(3)]
+    pulls, seen = pulls_from(Shelf(head), None)
+    seen.view.ranges = 3
+    longer = Contribution(LIAR, hashlib.sha256(head).digest(), len(parts) + 1, 4, 400, 1.5)
+    assert await pulls.accepted(longer, STEP, 1000) == head, "the log names another length than the list"
+
+
 async def test_what_the_log_accepts_comes_from_others_than_a_dead_author(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed when some had its payload: those who still wait for it must not miss the next step."""
     monkeypatch.setattr(turns, "HASTE_SECONDS", 0.01)
@@ -102,7 +151,7 @@ async def test_what_the_log_accepts_comes_from_others_than_a_dead_author(monkeyp
 
     async with fetching({LIAR: dead, ONE: honest}) as fetcher, asyncio.timeout(10):
         pulls, _ = pulls_from(fetcher, None, LIAR, ONE)
-        announced = asyncio.create_task(pulls.announced(Announced(LIAR, STEP, SHA256, len(BLOB), b"", b"")))
+        announced = asyncio.create_task(pulls.announced(Announced(LIAR, STEP, SHA256, len(BLOB), b"", b""), (0,)))
         await heard.wait()
         named = Contribution(LIAR, SHA256, len(BLOB), 4, 400, 1.5)
         assert await pulls.accepted(named, STEP, len(BLOB)) == BLOB

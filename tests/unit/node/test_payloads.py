@@ -104,6 +104,6 @@ def test_of_a_step_with_a_sum_the_sum_alone_stays(tmp_path: Path) -> None:
     for sha256, it in data.items():
         payloads.put(8 if it == b"other" else 7, sha256, it, own=it == b"one")
     total = hashlib.sha256(b"sum").digest()
-    payloads.keep_only(7, total)
+    payloads.keep_only(7, {total})
     assert {it for sha256, it in data.items() if payloads.get(sha256) is not None} == {b"sum", b"other"}
     assert payloads.total_bytes == 8

@@ -23,6 +23,7 @@ from node.swarm.pulls import Pulls
 from node.swarm.pushes import REFUSED, TAKEN, Pusher, PushServer
 from node.swarm.runtime import Runtime
 from node.swarm.view import Counters, View
+from protos import slices
 from protos.assignment import Range, SampleShare
 from protos.envelope import Kind, seal
 from protos.errors import NetworkError
@@ -33,6 +34,7 @@ from protos.v1 import update_pb2
 RUN = b"r" * 32
 ADA, BOB, EVE, RELAY = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3, 4))
 VOTES = b"votes" * 100
+PARTS = [b"first", b"second", b"third"]
 SECONDS_MAX = 20
 
 
@@ -42,10 +44,13 @@ class AnyDoor:
     def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Any:
         return None
 
+    def part(self, number: int) -> "AnyDoor":
+        return self
 
-def announced(author: Identity, data: bytes = VOTES, step: int = 1) -> bytes:
+
+def announced(author: Identity, data: bytes = VOTES, step: int = 1, ranges: int = 1) -> bytes:
     body = update_pb2.Announcement(
-        step=step, parent_hash=RUN, payload_sha256=hashlib.sha256(data).digest(), payload_bytes=len(data)
+        step=step, parent_hash=RUN, payload_sha256=slices.hash_of(data, ranges), payload_bytes=len(data)
     )
     return seal(author, Kind.KIND_ANNOUNCEMENT, RUN, body).SerializeToString()
 
@@ -62,6 +67,8 @@ class Receiver:
     outbox: Outbox
     server: PushServer
     fetch: mock.AsyncMock
+    view: View
+    announcements: Announcements
     refused: list[str] = field(default_factory=list)
 
     async def push(self, remote: Identity, *parts: bytes) -> bytes:
@@ -77,17 +84,19 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving(folder: Path) -> AsyncIterator[Receiver]:
+async def receiving(folder: Path, ranges: tuple[bytes, ...] = ()) -> AsyncIterator[Receiver]:
+    """`ranges`: of each range, which of ADA and BOB adds its votes up."""
     view = View(RUN, EVE.public_key)
     roster = tuple(SampleShare(key, 1) for key in sorted((ADA.public_key, BOB.public_key)))
-    view.tick = Tick(1, RUN, 1, roster, (Range(0, 2),), 0)
+    adding = (ADA.public_key, BOB.public_key) if ranges else ()
+    view.tick, view.ranges = Tick(1, RUN, 1, roster, (Range(0, 2),), 0, adding, ranges), max(len(ranges), 1)
     counters, payloads, outbox = Counters(), Payloads(folder), Outbox()
     runtime = Runtime(BOB.public_key, mock.AsyncMock(), counters, view)
     fetcher = mock.Mock(fetch=mock.AsyncMock(side_effect=NetworkError("nobody to ask")))
     pulls = Pulls(fetcher, payloads, view, mock.Mock(newest=None), runtime, 1.0)
     announcements = Announcements(BOB.public_key, Inbox(RUN), pulls, AnyDoor(), outbox, view, runtime)
     announcements.open_step(view.tick)
-    found = Receiver(payloads, outbox, cast(PushServer, None), fetcher.fetch)
+    found = Receiver(payloads, outbox, cast(PushServer, None), fetcher.fetch, view, announcements)
     found.server = PushServer(
         announcements, view, pulls.keep, WireBytes(), lambda refusal: found.refused.append(refusal.reason.value)
     )
@@ -109,6 +118,48 @@ async def test_what_its_author_pushes_is_held_without_a_pull(tmp_path: Path) -> 
         await held(bob)
         assert bob.outbox.holdings == {Held(ADA.public_key, sha256): 1}
         assert not bob.refused
+
+
+async def test_an_aggregator_takes_the_slices_of_its_ranges(tmp_path: Path) -> None:
+    """And what it is pushed beside them, or with another list than the author signed, is refused, and pulled."""
+    whole = slices.joined(PARTS)
+    for data, reason in (
+        (slices.some(whole, 3, (0, 2)), ""),
+        (whole, "hash_mismatch"),
+        (slices.some(whole, 3, (0, 1)), "hash_mismatch"),
+        (slices.some(slices.joined([*PARTS[:2], b"else"]), 3, (0, 2)), "hash_mismatch"),
+        (b"no list", "malformed"),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        async with receiving(folder, (b"\1", b"\0", b"\1\0")) as bob:
+            answer = await bob.push(ADA, framed(announced(ADA, whole, ranges=3), data))
+            assert (answer == TAKEN) is (not reason)
+            assert bob.refused == ([reason] if reason else [])
+            if reason:
+                continue
+            await held(bob)
+            assert bob.outbox.holdings == {Held(ADA.public_key, slices.hash_of(whole, 3)): 1}
+            assert {path.read_bytes() for path in folder.iterdir()} == {
+                whole[: slices.list_bytes(3)],
+                PARTS[0],
+                PARTS[2],
+            }
+
+
+async def test_what_an_aggregator_held_for_one_attempt_counts_for_no_other(tmp_path: Path) -> None:
+    """In the next it may have other ranges: it gets their slices, and says again what it holds."""
+    whole = slices.joined(PARTS)
+    async with receiving(tmp_path, (b"\1", b"\0", b"\1\0")) as bob:
+        await bob.push(ADA, framed(announced(ADA, whole, ranges=3), slices.some(whole, 3, (0, 2))))
+        await held(bob)
+        assert bob.view.tick is not None
+        bob.fetch.side_effect = [PARTS[1]]
+        bob.view.tick = replace(bob.view.tick, attempt=2, ranges=(b"\0", b"\1", b"\0"))
+        bob.outbox.open_step(bob.view.tick)
+        bob.announcements.open_step(bob.view.tick)
+        assert not bob.outbox.holdings
+        await held(bob)
+        assert [call.args[0] for call in bob.fetch.call_args_list] == [slices.slice_of(PARTS[1]).sha256]
 
 
 async def test_an_announcement_that_comes_alone_is_pulled(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from protos.errors import Reason, Refusal
 from protos.identity import Identity
 from protos.log import (
     REASON_CHARACTERS_MAX,
-    Aggregate,
     Chain,
     Contribution,
     Entry,
@@ -31,6 +30,7 @@ from protos.log import (
     summed_entry,
     with_payloads,
 )
+from protos.slices import Aggregate
 from protos.tick import Tick, open_tick, seal_tick, tick_body, tick_from_body
 from protos.v1 import log_pb2
 
