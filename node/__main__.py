@@ -27,6 +27,7 @@ from node.commands.options import (
     SettingCommand,
     Settings,
     Verbose,
+    link_from,
     need_node_extra,
     with_settings,
 )
@@ -81,7 +82,6 @@ def doctor(
     configure_logging(as_json=as_json, verbose=verbose)
     with many_imports(said=not as_json):
         from node.commands.doctor import doctor as examine
-    from node.commands.options import link_from
 
     raise typer.Exit(examine(settings(), None if invite is None else link_from(invite), as_json=as_json))
 
@@ -96,7 +96,6 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show a run: its phase, step, loss and peers. Joins nothing."""
-    from node.commands.options import link_from
     from node.commands.status import show
     from node.commands.status import status as ask
     from node.commands.status import watch as look_on
@@ -120,7 +119,6 @@ def watch(
 ) -> None:
     """Follow a run with an independent implementation (py-libp2p) that checks every signature and the hash chain."""
     configure_logging(as_json=as_json)
-    from node.commands.options import link_from
     from node.watch.watch_command import run
 
     raise typer.Exit(run(link_from(invite), as_json=as_json, steps=steps, seconds=seconds))
@@ -313,7 +311,6 @@ def ledger(
     need_node_extra()
     with many_imports(said=not as_json):
         from node.archive.ledger import of, show
-    from node.commands.options import link_from
     from protos.errors import RefusedError
     from protos.invite import run_named
 

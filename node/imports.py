@@ -3,6 +3,8 @@ looks for garbage among them again and again while they are made. And a package 
 
 Measured on 2 cores, CPU time until a small Llama is built: 6.9 s with the collector, 5.2 s without it. hivemind's import takes
 0.4 s less without scipy.optimize, of which it needs one function for averages that no peer of ours takes.
+
+`quiet_libraries`: what libraries warn of while they are imported and used is either no fault, or comes as an error, too.
 """
 
 from __future__ import annotations

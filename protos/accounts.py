@@ -2,6 +2,8 @@
 
 The log proves which payloads the coordinator accepted, and the samples and tokens that their authors claimed at that time. The
 log holds no wall time, so uptime counts in clock steps. The caller verifies the entries.
+
+A figure about a step is made of what peers claim: one liar must not decide it (`loss_of`). Only people read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Invite links: `swarmentum://` + base64url of an Invite protobuf + 4 bytes of checksum: no shell quotes needed."""
+"""Invite links: `swarmentum://` + base64url of an Invite protobuf + 4 bytes of checksum: no shell quotes needed.
+
+A person may have pasted more: a whole command, a chat's line, a mail that broke or encoded the link. The first scheme counts,
+in any case. The link ends where its checksum holds: words may follow it, and line breaks may be in it. Refuses to guess: a
+link with a changed character has no checksum that holds, and is damaged.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 An answer may have 23 MB. Each owner's signature takes 0.1 ms, so a reader takes as many rows as an honest coordinator sends,
 and leaves out rows whose keys are none. Refuses nothing: words and numbers that this version does not know are shown as
 `unknown`.
+
+Why peers could not join is told by strangers, so nothing follows from it. ADR 21.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A run has one format for life (Genesis.format_version). Refuses nothing itself: `misfit` gives the reason, and both sides of a
 join refuse with it. Pure, but for `software_version`, which reads the version that is installed.
+
+What a person asks of any program first (`--version`, `version`, `help`) is here, too. It loads no torch: pip wrote the
+versions.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Waits here end with `asyncio.timeout`, because `wait_for` of Python 3.11 swallows a cancellation that comes with its result.
 Framing: uint32 big-endian length + protobuf BlobRequest; the same + BlobResponse, then the raw bytes; then the next request.
 Knows no payloads or snapshots: the peer that asked for a blob checks its meaning.
+
+The pace of a direction (`FlowDirection`): at most so many bytes a second, and none at all while it is shut. Bytes of members
+of the open step go before a stranger's. Refuses to hold bytes: a sender waits before it writes, and a puller before it asks.
 """
 
 from __future__ import annotations

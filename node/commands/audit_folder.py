@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from node.archive.log_file import export_log
 from node.commands.options import Json, link_from, need_node_extra, option
 from node.imports import many_imports
 from protos.console import configure_logging
@@ -44,7 +43,6 @@ def audit_folder(
     configure_logging(as_json=as_json)
     with many_imports(said=not as_json):
         from node.archive import audit
-    from node.commands.options import link_from
     from node.config import load_settings
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -119,6 +117,8 @@ def _source(config: RunConfig, number: int, folder: Path, private: bool) -> dict
 
 def export_log_file(link: str, file: Path, *, as_json: bool) -> None:
     """Write the log, and print what it is."""
+    from node.archive.log_file import export_log
+
     invite = Invite.parse(link_from(link))
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
         task = progress.add_task("reading the log", total=None)

@@ -20,6 +20,7 @@ from node.commands.options import (
     Json,
     Settings,
     Verbose,
+    link_from,
     need_node_extra,
     with_settings,
 )
@@ -101,7 +102,6 @@ def _one_each(
 
 def _read(invite: str | None, invite_file: Path | None, *, as_json: bool, anchor: bool) -> str:
     """The link, checked and answered on the screen at once: torch takes seconds to load, a damaged link none to see."""
-    from node.commands.options import link_from
     from protos.invite import Invite
     from protos.text import printable
 

@@ -1,5 +1,8 @@
 """The processes that a command or a program starts on this machine. Each has its log; all end with it, also if it is killed.
 
+`LocalProcesses` is a whole swarm on this machine (a coordinator, a relay, an anchor and peers on loopback), for `swarmentum
+demo` and `swarmentum.local`. Each process is the command that a user runs, and has a home and a log by its name.
+
 Refuses to continue with a process that has ended or is silent: the end of its log is the error.
 """
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from node.commands.options import EXIT_CODES, Json
+from node.commands.options import EXIT_CODES, Json, SettingCommand, given_settings, link_from
 from protos.disk import replace_bytes, writing
 from protos.errors import OperatorError
 from protos.json_line import as_line, print_json
@@ -38,7 +38,6 @@ def install(
 
     Nobody can be asked later: add --yes if the run downloads something, and --allow-code or --allow-data if it needs them.
     """
-    from node.commands.options import link_from
     from node.service.manager import Service, manager
     from protos.invite import Invite
 
@@ -118,7 +117,6 @@ def _link_file(run_id: str) -> Path:
 def _home_of(link: str, arguments: list[str]) -> Path:
     """The home that `swarmentum join` would take with these options. Wrong options end the command, as they end `join`."""
     from node.commands.join import join
-    from node.commands.options import SettingCommand, given_settings
     from node.config import load_settings
 
     joins = typer.Typer(add_completion=False)

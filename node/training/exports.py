@@ -112,7 +112,12 @@ class Exports:
 
 @dataclass
 class Copier(Trainer):
-    """A trainer without samples that is no anchor. It ends with a state of step `copy_at` or later."""
+    """A peer that takes a copy of a run's state and leaves (`swarmentum export`): a trainer without samples that is no
+    anchor.
+
+    It loads a snapshot and applies the log after it, as every late peer does, and ends with a state of step `copy_at` or
+    later. The coordinator knows it as paused, so nobody waits.
+    """
 
     copy_at: int = 0
 

@@ -1,5 +1,7 @@
 """The optimizer of a replica, as the training calls it: DeMo or the papers' method on one device, or over a peer's ranks.
 
+One place knows which method has which class, and gives it the run's settings, which `protos.run_config` has checked.
+
 Refuses to know the log: `replica.py` says which votes are accepted.
 """
 

@@ -1,6 +1,8 @@
 """The routes: the page's files, the read-only JSON API under /api, the log as signed bytes, and the live streams.
 
 Requests change nothing. Other origins may read the API (CORS for GET), except the invite link.
+
+The description of the API (OpenAPI 3.1) is made from the types of its answers: what is described is what is sent.
 """
 
 from __future__ import annotations

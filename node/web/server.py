@@ -1,6 +1,10 @@
-"""HTTP for browsers: a socket that listens, and a uvicorn server with this project's limits. Knows no routes and no runs.
+"""HTTP for browsers: a socket that listens, and a uvicorn server with this project's limits: deadlines of each connection, and
+the headers of each answer. Knows no routes and no runs.
 
 The page of the runs (serve.py) and the operator's page (node/operator_page) are served this way.
+
+A connection that sends no whole request in time, or takes no bytes of an answer in time, is cut off. uvicorn and h11 bound the
+size of a request's head; requests have no body here.
 """
 
 from __future__ import annotations
