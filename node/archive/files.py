@@ -48,6 +48,7 @@ LOG: Final = "log"
 PAYLOADS: Final = "payloads"
 STEP_DIGITS: Final = 13  # of protos.limits.STEP_MAX
 LENGTH_BYTES: Final = 4
+VARINT_BYTES_MAX: Final = 10
 ENTRY_RECORD_BYTES_MAX: Final = ENTRY_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
 # A frame of zstd, in an archive of before, may be a little longer than its content.
 PAYLOAD_RECORD_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + PAYLOAD_BYTES_MAX // 128 + 4096
@@ -107,7 +108,7 @@ def append(file: BinaryIO, record: bytes) -> int:
 
 
 def records(path: Path, bytes_max: int) -> Iterator[bytes]:
-    """Every whole record. Raises Refusal for a record that is longer than `bytes_max`."""
+    """Every whole record. Raises Refusal for one that is longer than `bytes_max`, or than its own length: others follow it."""
     with path.open("rb") as file:
         yield from _records(file, bytes_max)
 
@@ -118,9 +119,44 @@ def _records(file: BinaryIO, bytes_max: int) -> Iterator[bytes]:
         if length > bytes_max:
             raise Refusal(Reason.TOO_LARGE, f"{file.name}: a record of {length} bytes, at most {bytes_max}")
         record = file.read(length)
-        if len(record) < length:
-            return
+        if len(record) < length and _goes_on(record):
+            raise Refusal(
+                Reason.MALFORMED, f"{file.name} is damaged: the length of a record reaches over those after it"
+            )
+        if len(record) < length or (not length and not any(file.peek())):  # type: ignore[attr-defined]
+            return  # a crash cut it off, or left zeros
         yield record
+
+
+def _goes_on(rest: bytes) -> bool:
+    """Whether what may be the beginning of a record, which is protobuf, has more behind its end: a length begins with zeros,
+    and no field does. What a loss of power left is zeros to the end."""
+    at = 0
+    while at < len(rest):
+        start = at
+        tag, at = _varint(rest, at)
+        if tag >> 3 == 0:
+            return any(rest[start:])
+        match tag & 7:
+            case 0:
+                _, at = _varint(rest, at)
+            case 2:
+                size, at = _varint(rest, at)
+                at += size
+            case _:
+                return False  # of no message here
+    return False
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number of protobuf that begins at `at`, and where it ends."""
+    value = shift = 0
+    for end, byte in enumerate(data[at : at + VARINT_BYTES_MAX], at + 1):
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, end
+    return value, len(data)
 
 
 def cut_off(path: Path, bytes_max: int) -> None:

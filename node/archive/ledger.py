@@ -199,12 +199,15 @@ def archived_entries(folder: Path) -> tuple[bytes, Iterator[SignedEntry]]:
     """The run id, and the archive's entries, verified. Raises OperatorError for a log that does not hold."""
     genesis = archived_genesis(folder)
     run_id = run_id_of(genesis)
-    envelopes = (
-        envelope
-        for segment in files.segments(folder)
-        for envelope in files.records(segment.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX)
-    )
-    return run_id, verified(genesis, envelopes)
+    return run_id, verified(genesis, _envelopes(folder))
+
+
+def _envelopes(folder: Path) -> Iterator[bytes]:
+    for segment in files.segments(folder):
+        try:
+            yield from files.records(segment.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX)
+        except Refusal as refusal:
+            raise OperatorError(f"the log does not hold: {refusal}") from refusal
 
 
 def verified(genesis: log_pb2.Genesis, envelopes: Iterable[bytes]) -> Iterator[SignedEntry]:

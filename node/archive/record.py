@@ -24,7 +24,7 @@ from node.snapshot.pieces import open_manifest
 from node.training.replica import Describe, Replica
 from protos.disk import write_atomic, write_bytes, write_synced, writing
 from protos.envelope import parse
-from protos.errors import OperatorError
+from protos.errors import OperatorError, Refusal
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 from protos.v1 import envelope_pb2, log_pb2
@@ -69,9 +69,13 @@ class Recorder:
         if not found:
             return
         last = found[-1]
-        files.cut_off(last.path(files.PAYLOADS), files.PAYLOAD_RECORD_BYTES_MAX)
-        files.cut_off(last.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX)
-        self._head = head_of(last)
+        try:
+            files.cut_off(last.path(files.PAYLOADS), files.PAYLOAD_RECORD_BYTES_MAX)
+            files.cut_off(last.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX)
+            self._head = head_of(last)
+        except Refusal as refusal:
+            self._log.warning("the archive goes on in a new segment, and the last one stays as it is", why=str(refusal))
+            return
         self._written = sum(last.path(name).stat().st_size for name in (files.PAYLOADS, files.LOG))
         self._append_to(last)
 

@@ -32,6 +32,8 @@ WAIT_SHOWN_SECONDS = 60
 
 PARAMETERS = "parameters"
 """The term that says which values a rank starts from; only in a first step, and after parameters came."""
+DRIFT = "parameters of this step"
+"""The term that says what a part of them is in a later step."""
 
 _HEADER = struct.Struct("<QQB")  # step, length of the body, standing
 _COUNT = struct.Struct("<I")
@@ -114,7 +116,7 @@ def check_parts(parts: Sequence[Part]) -> dict[str, Any]:
     assert voting, "torch's Join ends once all ranks have left"
     first, terms = voting[0]
     for rank, theirs in voting[1:]:
-        for name in sorted(terms.keys() | theirs.keys(), key=lambda name: (name == PARAMETERS, name)):
+        for name in sorted(terms.keys() | theirs.keys(), key=lambda name: (name in (PARAMETERS, DRIFT), name)):
             if terms.get(name) != theirs.get(name):
                 raise _differ(name, (first, terms.get(name)), (rank, theirs.get(name)))
     return terms
@@ -125,6 +127,11 @@ def _differ(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> RanksDif
         return ReplicasDiffer(
             f"the ranks do not start from the same parameters (rank {one[0]} and rank {other[0]}): set the seed before "
             "the model is made, or load the same weights on all ranks"
+        )
+    if name == DRIFT:
+        return ReplicasDiffer(
+            f"the ranks have not the same parameters any more (rank {one[0]} and rank {other[0]}): something moved them on one "
+            "rank, such as load_state_dict on rank 0 alone, or an average that was not taken back: load one state on all ranks"
         )
     here, there = (str(np.float32(value)) if isinstance(value, float) else str(value) for _, value in (one, other))
     if here == there:

@@ -7,6 +7,7 @@ these parameters, settings or this rank, before anything is changed.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from node.optim.demo import DeMo, DeMoConfig
+from node.optim.digest import state_digest
 from node.optim.given_groups import (
     check_known,
     check_options,
@@ -32,6 +34,7 @@ from node.optim.sharded.gradient_rows import is_sharded
 from node.optim.votes.places import DRAWN, INDEPENDENT
 
 RANK_BYTES = 4
+DRIFT_BYTES = 1 << 18
 
 MEANING = {"layout": "model", "method": "method", "magnitudes": "magnitudes", "seed": "seed"}
 """Entries of a group that say what its momentum means, and the words for them."""
@@ -269,6 +272,12 @@ def _check_meaning(here: list[dict[str, Any]], saved: list[dict[str, Any]]) -> N
                     f"the saved state has {word} {theirs[name]}, and this optimizer has {word} {own[name]}: set {word} as it "
                     "was"
                 )
+
+
+def drift_digest(voters: list[Voter], step: int) -> str:
+    """16 hexadecimal digits of a part of the replicated state, another part in each step: it costs a millisecond at most."""
+    parts = b"".join(state_digest(voter.replicated, step, bytes_max=DRIFT_BYTES) for voter in voters)
+    return hashlib.sha256(parts).hexdigest()[:16]
 
 
 def trained(voters: list[Voter]) -> list[Tensor]:

@@ -27,6 +27,7 @@ from node.optim.base import BY_CHUNKS
 from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.exchange import (
+    DRIFT,
     PARAMETERS,
     Exchange,
     ExchangeFailed,
@@ -42,7 +43,7 @@ from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
 from node.optim.paper.demo import PaperConfig
-from node.optim.parameter_groups import ParameterGroups, Settings, author_of, trained
+from node.optim.parameter_groups import ParameterGroups, Settings, author_of, drift_digest, trained
 from node.optim.process_group import group_of, weak_group
 from node.optim.sharded.demo import ShardedDeMo
 from node.optim.step import NonFiniteGradient, rounded_rate
@@ -97,7 +98,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
 
     Every step raises on all ranks, before anything is applied: `ValueError` if a parameter, a gradient or the state is not what
     it was, with its name (on other ranks `RanksDiffer`); `RanksDiffer` if ranks are in different steps or have different
-    settings; `ReplicasDiffer` if they start from different parameters; `MomentumLost` if a rank's momentum is not a number.
+    settings; `ReplicasDiffer` if they have different parameters; `MomentumLost` if a rank's momentum is not a number.
     """
 
     _step_supports_amp_scaling = True
@@ -291,10 +292,9 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         if self._fault is not None:
             return Part(step, {"reason": str(self._fault)}, [], RankRole.REFUSED)
         terms = self._terms(rates)
+        if not skipped and all(parameter.grad is None for parameter in trained(self._demos)):
+            skipped, self.abstentions = True, self.abstentions + 1
         if skipped:
-            return Part(step, terms, [b""] * len(self._demos))
-        if all(parameter.grad is None for parameter in trained(self._demos)):
-            self.abstentions += 1
             return Part(step, terms, [b""] * len(self._demos))
         payloads = []
         for voter, lr in zip(self._demos, rates, strict=True):
@@ -317,6 +317,8 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         if not self._compared:
             own = b"".join(voter.layout.digest() + state_digest(voter.replicated) for voter in self._demos)
             terms[PARAMETERS] = own.hex()
+        elif self._exchange is not None and self._sharded is None:
+            terms[DRIFT] = drift_digest(self._demos, self._steps)
         return terms
 
     def _finish(self, mine: Part) -> None:

@@ -1,6 +1,7 @@
 """Archives: what is kept can be replayed; whatever is changed in them is found, at its step, with whose word it was."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -499,6 +500,43 @@ def test_a_crash_in_the_middle_of_a_record_loses_that_record_alone(life: Life, f
     found = life.verify()
     assert found.ok, found.reason
     assert found.steps == 5
+
+
+@pytest.mark.parametrize("file", [files.LOG, files.PAYLOADS])
+@pytest.mark.parametrize("bit", [12, 19, 24])
+def test_a_length_that_rotted_does_not_end_the_archive_in_silence(life: Life, file: str, bit: int) -> None:
+    """It reaches beyond the end, as that of a record which a crash cut off. The records after it are whole, and stay."""
+    life.steps(6)
+    life.recorder.close()
+    path = files.segments(life.archive)[0].path(file)
+    records = [files.LENGTH_BYTES + len(record) for record in files.records(path, files.PAYLOAD_RECORD_BYTES_MAX)]
+    damaged, at = bytearray(path.read_bytes()), sum(records[:2])
+    damaged[at + 3 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(damaged)
+    found = life.verify()
+    assert not found.ok
+    if file == files.LOG:
+        assert re.search("is damaged|at most", found.reason)
+        with pytest.raises(OperatorError, match="the log does not hold"):
+            list(ledger.archived_entries(life.archive)[1])
+    life.recorder = life.open()
+    life.steps(2)
+    assert path.read_bytes() == damaged
+    assert [segment.step for segment in files.segments(life.archive)] == [0, 6]
+    assert life.verify(7).ok
+
+
+def test_zeros_that_a_loss_of_power_left_are_no_records(life: Life) -> None:
+    life.steps(3)
+    life.recorder.close()
+    log = files.segments(life.archive)[0].path(files.LOG)
+    whole = log.read_bytes()
+    for tail in (bytes(4096), whole[:40] + bytes(20), whole[:40]):
+        log.write_bytes(whole + tail)
+        assert life.verify().steps == 3
+        life.recorder = life.open()
+        life.recorder.close()
+        assert log.read_bytes() == whole
 
 
 def test_payloads_of_an_entry_that_was_not_written_do_no_harm(life: Life) -> None:

@@ -130,6 +130,20 @@ def two_optimizers_in_another_order(rank: int, folder: Path) -> Found:
     return {"errors": found}
 
 
+def a_rank_alone_moves_its_parameters(rank: int, folder: Path) -> Found:
+    model, found = tower(), {}
+    optimizer = DeMoOptimizer(model, lr=1e-2)
+    steps_of(model, optimizer, rank, 0, 2)
+    saved = {name: it.clone() for name, it in model.state_dict().items()}
+    steps_of(model, optimizer, rank, 2, 4)
+    if rank == 0:
+        model.load_state_dict(saved)
+    found["error"] = error_of(lambda: steps_of(model, optimizer, rank, 4, 5))
+    model.load_state_dict(saved)
+    steps_of(model, optimizer, rank, 4, 6)
+    return {**found, "digest": digest(model).hex()}
+
+
 def settings_differ(rank: int, folder: Path) -> Found:
     found = {}
     for name, (one, other) in {
@@ -255,7 +269,7 @@ def parameters_are_added_on_one_rank(rank: int, folder: Path) -> Found:
 SCENES = (
     all_ranks_by_default, a_scaler_finds_an_infinity_on_one_rank, a_schedule_stands_still_on_one_rank,
     a_model_is_cast_on_one_rank, a_rate_is_no_number_on_one_rank, two_optimizers_in_another_order,
-    settings_differ,    a_rank_loads_another_step_or_another_rank, a_checkpoint_of_both_ranks,
+    a_rank_alone_moves_its_parameters, settings_differ, a_rank_loads_another_step_or_another_rank, a_checkpoint_of_both_ranks,
     a_model_in_ddp, one_batch_for_all, a_rank_has_fewer_batches, parameters_are_added_on_one_rank,
 )  # fmt: skip
 
@@ -326,6 +340,14 @@ def test_a_rank_that_cannot_go_on_tells_the_others_why(found: list[dict[str, Fou
     one, other = of(found, a_rate_is_no_number_on_one_rank)
     assert one["error"].startswith("RanksDiffer: rank 1 cannot go on: learning rates [nan]")
     assert other["error"].startswith("ValueError: learning rates [nan]: expected are finite numbers")
+
+
+def test_replicas_that_drift_apart_later_are_told(found: list[dict[str, Found]]) -> None:
+    one, other = of(found, a_rank_alone_moves_its_parameters)
+    assert one["error"].startswith(
+        "ReplicasDiffer: the ranks have not the same parameters any more (rank 0 and rank 1)"
+    )
+    assert one == other, "one state on all ranks, and they go on"
 
 
 def test_votes_of_one_optimizer_never_move_the_model_of_another(found: list[dict[str, Found]]) -> None:
