@@ -7,8 +7,10 @@ import argparse
 import json
 from importlib import import_module
 
-SUBCOMMANDS = ("optimizer", "codec", "plain", "swarm", "convergence", "adversaries", "restart", "shares", "step_checks")
-SUBCOMMANDS += ("loop", "size", "coordinator", "traffic", "flat", "race", "real", "reach", "web")
+OF_THE_STEP = ("optimizer", "codec", "plain", "step_checks")
+OF_LEARNING = ("convergence", "adversaries", "shares", "real", "race")
+OF_A_SWARM = ("swarm", "restart", "loop", "size", "coordinator", "traffic", "flat", "reach", "web")
+SUBCOMMANDS = (*OF_THE_STEP, *OF_LEARNING, *OF_A_SWARM)
 
 
 def main() -> None:

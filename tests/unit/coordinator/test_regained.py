@@ -1,5 +1,7 @@
 """A journal that lost its end: the entries come back, and nothing is decided twice."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest
