@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from node.overlay.settings import OverlaySettings
 from node.swarm.events import Committed, Event, Failed, Opened
 from node.swarm.membership import JoinFacts
 from node.swarm.parts import build
+from node.swarm.pulls import Pulls
 from node.swarm.session import Session
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor, encode
@@ -120,7 +121,7 @@ async def _measured(options: argparse.Namespace, invite: Invite, homes: list[Pat
             "overlay_bytes_peer_step": round(total),
             "payload_bytes_peer_step": round(payload),
             "payloads_peer_step": round(payload / peers[0].payload_bytes, 2),
-            "payloads_down_most": round(max(peer.most_in_a_step(first) for peer in peers) / peers[0].payload_bytes, 2),
+            "payloads_down_most": round(_most_in_a_step(peers, range(first, first + steps)), 2),
             "cpu_ms_peer_step": round(1000 * (after.cpu - before.cpu) / each, 2),
             "overhead": round(1 - payload / total, 3),
             "coordinator_bytes_peer_step": round((after.coordinator - before.coordinator) / each),
@@ -131,6 +132,11 @@ async def _measured(options: argparse.Namespace, invite: Invite, homes: list[Pat
         }
     finally:
         await asyncio.gather(*(peer.session.stop(leaving=False) for peer in peers), return_exceptions=True)
+
+
+def _most_in_a_step(peers: list[Peer], steps: range) -> float:
+    """The most that came to one peer for one step, in payloads: of payloads, and of sums by their bytes."""
+    return max(peer.came[step] for peer in peers for step in steps) / peers[0].payload_bytes
 
 
 class Sent:
@@ -171,7 +177,7 @@ class Peer:
         self._votes_bytes = max(8 * options.payload_bytes * ONE_IN // CHUNK_ELEMENTS, 1) * CHUNK_ELEMENTS // ONE_IN // 8
         door = LateDoor()
         chunks = self._votes_bytes * 8 * ONE_IN // CHUNK_ELEMENTS
-        self._chunks, self.came = chunks, dict[int, int]()
+        self._chunks, self.came = chunks, Counter[int]()
         door.door = UpdateDoor(invite.run_id, LAYOUT, chunks, SUMMED, options.cap, options.ranges)
         self.payload_bytes = len(self._votes(1))
         identity = Identity.load_or_create(folder / "identity.key")
@@ -189,6 +195,8 @@ class Peer:
                 self._take,
             )
         )
+        self._pulls = self.session.parts.push_server._keep.__self__  # type: ignore[attr-defined]
+        self._pulls.keep = self.session.parts.push_server._keep = self._keep
         self.publishes, self.joined, self.addresses = True, False, list[str]()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -207,7 +215,6 @@ class Peer:
             raise event.error
         if isinstance(event, Committed):
             step = event.signed.entry.step
-            self.came[step] = self.session.counters.wire.blob_received
             await self.session.applied(step, self._state(step))
         elif isinstance(event, Opened) and event.ranges and self.publishes:
             task = asyncio.ensure_future(self._publish(event))
@@ -229,10 +236,9 @@ class Peer:
         update = Update(step, ONE_IN, os.urandom(self._votes_bytes))
         return encode(self._invite.run_id, LAYOUT, update, self._chunks, self._options.ranges)
 
-    def most_in_a_step(self, first: int) -> int:
-        """The most bytes of payloads and sums that came between two entries, from step `first` on."""
-        steps = [step for step in sorted(self.came) if step >= first]
-        return max((self.came[after] - self.came[at] for at, after in itertools.pairwise(steps)), default=0)
+    def _keep(self, step: int, sha256: bytes, data: bytes) -> None:
+        self.came[step] += len(data)
+        Pulls.keep(self._pulls, step, sha256, data)
 
     @staticmethod
     def _state(step: int) -> bytes:

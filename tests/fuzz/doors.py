@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -74,7 +75,7 @@ from protos.log import (
 )
 from protos.public_runs import list_text, open_runs, sealed_run
 from protos.run_config import RunConfig, config_from_json
-from protos.slices import Aggregate
+from protos.slices import Aggregate, joined, list_bytes
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
 from protos.tick import Tick, open_tick, tick_body
@@ -86,6 +87,7 @@ Door = Callable[[bytes], None]
 RUN, HASH = b"r" * 32, b"h" * 32
 STRANGER = Identity.from_seed(b"s" * 32)
 STEP = 3
+RANGES = 3
 TICKET = Ticket(b"t" * 16, 1_800_000_000_000, 5, "lab machines")
 PUSHED_TICK = Tick(1, RUN, 1, (SampleShare(STRANGER.public_key, 2),), (Range(0, 2),), 0)
 SHAPES = [("table", (65, 64)), ("bias", (7,))]
@@ -178,14 +180,21 @@ def _summing() -> tuple[DeMo, UpdateDoor]:
 
 
 def sum_of_votes(data: bytes) -> None:
-    """Bytes as a whole aggregate, and as the sums in a good one: what is let through, the optimizer must bear."""
+    """Bytes as a whole aggregate, and as the sums in a good one: what is let through, the optimizer must bear.
+
+    So for slices.
+    """
     demo, door = _summing()
-    for raw in (data, encode_update(RUN, door.layout_digest, Update(STEP, 16, data))):
-        try:
-            updates = open_aggregate(door, raw, STEP, len(raw))
-        except Refusal:
-            continue
-        demo.apply([(update.size, update.votes) for update in updates], 2.0**-9)
+    good = encode_update(RUN, door.layout_digest, Update(STEP, 16, data))
+    head = data[: list_bytes(RANGES)]
+    for ranges, raw in ((1, data), (1, good), (RANGES, data), (RANGES, joined([good] * RANGES)), (RANGES, head + good)):
+        one = replace(door, ranges=ranges)
+        with suppress(Refusal):
+            updates = [one.open(raw, STEP)]
+            demo.apply([(update.size, update.votes) for update in updates], 2.0**-9)
+        with suppress(Refusal):
+            updates = [*open_aggregate(one, raw, STEP, len(raw), lambda refusal: None)]
+            demo.apply([(update.size, update.votes) for update in updates], 2.0**-9)
 
 
 def sum_request(data: bytes) -> None:
@@ -343,6 +352,9 @@ class _Announcements:
         if announced.author != author:
             raise Refusal(Reason.UNKNOWN_SIGNER, "a push by another than its author")
         yield announced if self._inbox.may_pull(announced) else None
+
+    def takes(self, step: int) -> tuple[int, ...]:
+        return (0,)
 
 
 def pushed_votes(data: bytes) -> None:
