@@ -143,7 +143,7 @@ async def test_bytes_that_are_no_list_come_alone_for_everybody_to_refuse(wrong: 
 
 @pytest.mark.usefixtures("no_pauses")
 async def test_a_slice_that_is_itself_a_payload_has_no_second_name() -> None:
-    """A liar's slice is a list with its slices: by the hash of all of it, some peers would find votes there, and others none."""
+    """A liar's slice is a list with its slices: by the hash of all its bytes some peers would find votes, and others none."""
     within = slices.joined([b"one", b"one"])
     pulls, seen = pulls_from(Shelf(within), snapshot(STEP + 5))
     seen.view.ranges = 2
