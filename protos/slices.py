@@ -38,6 +38,11 @@ def list_bytes(ranges: int) -> int:
     return len(_DOMAIN) + ranges * _NAMED_BYTES if ranges > 1 else 0
 
 
+def slice_bytes_max(ranges: int) -> int:
+    """The longest slice of a sum: so many of these are no longer than a payload may be."""
+    return (PAYLOAD_BYTES_MAX - list_bytes(ranges)) // ranges
+
+
 def list_of(slices: Iterable[Slice]) -> bytes:
     """The list of these slices."""
     return _DOMAIN + b"".join(it.sha256 + it.total_bytes.to_bytes(_LENGTH_BYTES, "big") for it in slices)

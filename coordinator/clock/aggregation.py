@@ -21,7 +21,7 @@ from coordinator.clock.value_copy import replace
 from protos.assignment import SampleShare
 from protos.holdings import digest_of
 from protos.log import Contribution
-from protos.slices import Aggregate, Slice, sum_in
+from protos.slices import Aggregate, Slice, slice_bytes_max, sum_in
 from protos.tick import Tick
 
 EQUAL_NEEDED = 2
@@ -131,6 +131,9 @@ def summed(run: Run, reporter: bytes, said: Summed) -> Outcome:
     own = len(tick.ranges_of(reporter))
     if bool(said.aggregate.slices) != bool(tick.ranges) or len(said.aggregate.parts) != own:
         return run, [Refuse(reporter, f"a sum of step {said.step} in other slices than yours: you add up {own} ranges")]
+    most = slice_bytes_max(len(tick.by_range))
+    if any(part.total_bytes > most for part in said.aggregate.parts):
+        return run, [Refuse(reporter, f"a sum of step {said.step} has a range of more bytes than fit: at most {most}")]
     summing = replace(summing, sums={**summing.sums, reporter: said.aggregate})
     return replace(run, step=replace(current, summing=summing)), []
 

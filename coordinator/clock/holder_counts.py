@@ -22,7 +22,7 @@ from protos.holdings import digest_of, places_of
 Name = tuple[bytes, bytes]
 """(author, payload hash)."""
 ANCHORS_HELD_MAX = 16
-"""Anchors whose holdings of one step are kept. One anchor is enough for a payload to count, so more anchors change nothing."""
+"""Anchors whose holdings of one step are kept, with those that add votes up. One anchor is enough for a payload to count."""
 ANCHORED_A_MEMBER_MAX = 4
 """Payloads that an anchor may name for a step before their authors do, as a multiple of the roster."""
 
@@ -67,7 +67,7 @@ def tallied(step: OpenStep, within: int) -> tuple[int, ...]:
 
 def hold(step: OpenStep, reporter: bytes, mask: int, *, anchor: bool = False) -> OpenStep:
     """A member of the roster, or an anchor, holds the payloads that the authors in the mask claimed."""
-    if anchor and _has_room(step.by_anchor, reporter) and mask & ~step.by_anchor.get(reporter, 0):
+    if anchor and _has_room(step, step.by_anchor, reporter) and mask & ~step.by_anchor.get(reporter, 0):
         step = replace(step, by_anchor={**step.by_anchor, reporter: step.by_anchor.get(reporter, 0) | mask})
     place = step.tick.places.get(reporter)
     before = step.held.get(reporter, 0)
@@ -108,16 +108,18 @@ def by_range(step: OpenStep) -> list[int]:
     return found
 
 
-def _has_room(by_anchor: Mapping[bytes, object], anchor: bytes) -> bool:
-    """Whether the holdings of this anchor are kept: of at most ANCHORS_HELD_MAX anchors in one step."""
-    return anchor in by_anchor or len(by_anchor) < ANCHORS_HELD_MAX
+def _has_room(step: OpenStep, by_anchor: Mapping[bytes, object], anchor: bytes) -> bool:
+    """Whether the holdings of this anchor are kept: of the step's aggregators, and of ANCHORS_HELD_MAX others at most."""
+    if anchor in by_anchor or anchor in step.tick.aggregators:
+        return True
+    return len(by_anchor) < ANCHORS_HELD_MAX
 
 
 def named_by(step: OpenStep, anchor: bytes, names: frozenset[Name]) -> OpenStep:
     """An anchor holds payloads that no claim names yet. If these are too many with its earlier ones, none is kept."""
     before = step.named_by_anchor.get(anchor, frozenset())
     after = before | names
-    if after == before or not _has_room(step.named_by_anchor, anchor):
+    if after == before or not _has_room(step, step.named_by_anchor, anchor):
         return step
     if len(after) > ANCHORED_A_MEMBER_MAX * len(step.tick.roster):
         return step
@@ -160,7 +162,7 @@ def unclear(step: OpenStep | None, reporter: bytes, said: HeldPlaces | None, *, 
         return 0
     held = step.held.get(reporter, 0)
     if anchor:
-        held |= step.by_anchor.get(reporter, 0) if _has_room(step.by_anchor, reporter) else step.anchored
+        held |= step.by_anchor.get(reporter, 0) if _has_room(step, step.by_anchor, reporter) else step.anchored
     missing = said.mask & ~held & everyone(step)
     return (missing & ~step.claimed) or missing
 

@@ -130,15 +130,23 @@ class Payloads:
         return self.put(step, name, head, own=True)
 
     def whole(self, name: bytes, ranges: int) -> bytes | None:
-        """A payload's bytes in a run with so many ranges; None if a slice, or all of it, is not here."""
+        """A payload's bytes in a run with so many ranges; None if a slice, or all of it, is not here, or it is no payload."""
         head = self.get(name)
         if head is None or ranges == 1:
             return head
+        if len(head) != slices.list_bytes(ranges):
+            return None
         try:
-            parts = [self.get(it.sha256) for it in slices.open_list(head)]
+            named = slices.open_list(head)
         except Refusal:
-            return head  # it is no payload, and counts as no votes
-        return None if None in parts else head + b"".join(part for part in parts if part is not None)
+            return None
+        parts = [head]
+        for it in named:
+            part = self.get(it.sha256)
+            if part is None or len(part) != it.total_bytes:
+                return None
+            parts.append(part)
+        return b"".join(parts)
 
     def forget_until(self, step: int) -> None:
         """Drop the payloads of this step and of all before."""

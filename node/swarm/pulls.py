@@ -149,11 +149,15 @@ class Pulls:
         hasty: bool = False,
     ) -> bytes:
         """A payload's list and its slices of these ranges; of one range, the payload. Bytes that are no list of slices of
-        `size` bytes come alone: such a payload counts as no votes."""
-        ranges = self._view.ranges
+        `size` bytes come alone: such a payload counts as no votes. None are longer than a list, so that nobody finds slices in
+        them: a slice of another payload is here by its hash, too, and may be a list with slices."""
+        ranges, most = self._view.ranges, slices.list_bytes(self._view.ranges)
         if ranges == 1:
             return await self._pull(step, name, size, holders, size_max, hasty=hasty)
-        head = await self._pull(step, name, slices.list_bytes(ranges), holders, size_max, hasty=hasty)
+        head_max = None if size_max is None else min(size_max, most)
+        head = await self._pull(step, name, most, holders, head_max, hasty=hasty)
+        if len(head) > most:
+            raise NetworkError(f"what is here by a payload's hash has {len(head)} bytes, and a list of slices {most}")
         try:
             parts = slices.open_list(head)
         except Refusal:
@@ -161,7 +165,10 @@ class Pulls:
         if len(parts) != ranges or slices.total_bytes(parts) != size:
             return head
         pulled = (self._pull(step, parts[n].sha256, parts[n].total_bytes, holders, hasty=hasty) for n in which)
-        return head + b"".join(await asyncio.gather(*pulled))
+        found = await asyncio.gather(*pulled, return_exceptions=True)  # the next try must not meet pulls of this one
+        if failed := next((it for it in found if isinstance(it, BaseException)), None):
+            raise failed
+        return head + b"".join(it for it in found if isinstance(it, bytes))
 
     async def _pull(
         self,

@@ -72,14 +72,11 @@ class UpdateDoor:
         return Update(body.step, body.size, body.votes)
 
     def _joined(self, data: bytes, step: int) -> Update:
-        """The votes of a payload in slices."""
+        """The votes of a payload in slices. Slices of several sizes count: who adds up some ranges does not see it, and who
+        checks votes has to judge those that are in the sum."""
         parts = slices.split(data, self.ranges)
         updates = [door.open(part, step) for door, part in zip(self.parts, parts, strict=True)]
-        sizes = {update.size for update in updates}
-        if len(sizes) > 1:
-            raise Refusal(Reason.OUT_OF_RANGE, f"slices of {len(sizes)} sizes, not of one")
-        size = sizes.pop()
-        return Update(step, size, join([update.votes for update in updates], size, self.chunks))
+        return Update(step, *join([it.votes for it in updates], [it.size for it in updates], self.chunks))
 
     def opened(self, body: update_pb2.UpdatePayload, step: int) -> update_pb2.UpdatePayload:
         """A payload of this run, layout and step, or `Refusal`. Its votes are not looked at."""

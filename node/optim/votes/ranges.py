@@ -9,10 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from node.optim.votes import silence
 from node.optim.votes.groups import VotesError
+from node.optim.votes.payload import Packed
 from node.optim.votes.sums import SUMMED
 
 _CHUNKS_A_UNIT = 2
@@ -37,20 +40,35 @@ def cut(votes: bytes, size: int, chunks: int, ranges: int) -> list[bytes]:
     return found
 
 
-def join(parts: Sequence[bytes], size: int, chunks: int) -> bytes:
-    """The inverse of `cut`, with as many ranges as parts. Raises `VotesError` for bytes that it does not make."""
-    count, rows = (
-        SUMMED.votes_a_chunk(size),
-        torch.zeros(chunks, silence.row_bytes(SUMMED.votes_a_chunk(size)), dtype=torch.uint8),
-    )
-    signs = []
-    for data, part in zip(parts, borders(chunks, len(parts)), strict=True):
-        packed = SUMMED.read(data, size, len(part))
+def join(parts: Sequence[bytes], sizes: Sequence[int], chunks: int) -> tuple[int, bytes]:
+    """The inverse of `cut`: the size and the votes, of as many ranges as parts. Raises `VotesError` for bytes that it does not
+    make. Of parts with several sizes each counts as in sums: what a larger size has no place for is silent."""
+    size = min(sizes)
+    count = SUMMED.votes_a_chunk(size)
+    signs, rows = list[bytes](), torch.zeros(chunks, silence.row_bytes(count), dtype=torch.uint8)
+    for data, own, part in zip(parts, sizes, borders(chunks, len(parts)), strict=True):
+        packed = SUMMED.read(data, own, len(part))
         assert packed.negative is not None
+        if own != size:
+            negative, quiet = _wider(packed, len(part), count)
+            signs.append(negative)
+            rows[part.start : part.stop] = quiet
+            continue
         signs.append(packed.negative.numpy().tobytes())
         if packed.silent is not None:
             rows[part.start : part.stop] = packed.silent
     joined = b"".join(signs)
     if len(joined) != -(-chunks * count // 8):
         raise VotesError(f"{len(joined)} bytes of signs in {len(parts)} ranges of {chunks} chunks, size {size}")
-    return joined + silence.encode(rows)
+    return size, joined + silence.encode(rows)
+
+
+def _wider(packed: Packed, chunks: int, count: int) -> tuple[bytes, Tensor]:
+    """The signs, and which votes are silent, with `count` votes a chunk: the first ones are those of a larger size."""
+    assert packed.negative is not None
+    said = SUMMED.votes_a_chunk(packed.size)
+    negative, quiet = np.zeros((chunks, count), dtype=np.uint8), np.ones((chunks, count), dtype=np.bool_)
+    found = np.unpackbits(packed.negative.numpy(), count=chunks * said, bitorder="little")
+    negative[:, :said] = found.reshape(chunks, said)
+    quiet[:, :said] = False if packed.silent is None else silence.unpack(packed.silent, said).numpy()
+    return np.packbits(negative, bitorder="little").tobytes(), silence.pack(torch.from_numpy(quiet))

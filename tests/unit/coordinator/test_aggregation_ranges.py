@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.clock import aggregation
+from coordinator.clock import aggregation, holder_counts
 from coordinator.clock.effects import SendSumRequest
 from coordinator.clock.events import Disconnected, HeldPlaces, Reported, TimerFired
-from protos.limits import AGGREGATORS_MAX, RANGES_MAX
-from protos.slices import Aggregate, Slice, list_of, sum_in
+from coordinator.clock.holder_counts import ANCHORS_HELD_MAX
+from coordinator.clock.state import OpenStep, Quorum
+from coordinator.clock.value_copy import replace
+from protos.limits import AGGREGATORS_MAX, PAYLOAD_BYTES_MAX, RANGES_MAX
+from protos.slices import Aggregate, Slice, list_bytes, list_of, open_aggregate, slice_bytes_max, sum_in
 from protos.tick import Tick, tick_body, tick_from_body
+from protos.v1 import log_pb2
 from tests.unit.coordinator.driver import Harness, Swarm, claim_of, key, sha
 from tests.unit.coordinator.test_aggregation import ANCHOR, answer, opened, settings, vote
 
@@ -19,6 +23,11 @@ RANGES = 4
 def sums(tick: Tick, who: bytes, *wrong: int) -> Aggregate:
     """What `who` makes of its ranges; another sum of those in `wrong`."""
     return sum_in([Slice(sha("sum", number, who if number in wrong else ""), 64) for number in tick.ranges_of(who)])
+
+
+def opened_step(harness: Harness) -> OpenStep:
+    assert harness.run.step is not None
+    return harness.run.step
 
 
 def answer_all(harness: Harness, requests: list[SendSumRequest], liars: dict[bytes, int] | None = None) -> None:
@@ -176,6 +185,43 @@ def test_sums_in_other_slices_than_the_peers_own_are_refused() -> None:
     one = opened(8)
     answer(one, vote(one, *range(8))[0], right)
     assert "in other slices" in one.refusals[-1]
+
+
+def test_no_liars_make_a_sum_that_is_too_long_for_an_entry() -> None:
+    """Each names a slice that is as long as a whole sum may be: nobody could read the entry with all of them."""
+    harness = opened(9, ranges=3)
+    tick, requests = harness.ticks[-1], vote(harness, *range(9))
+    for request in requests:
+        (number,) = tick.ranges_of(request.to)
+        answer(harness, request, sum_in([Slice(sha("long", number), PAYLOAD_BYTES_MAX - list_bytes(2))]))
+        assert not harness.entries, "its peers, and this coordinator after a restart, would refuse the entry"
+        assert "at most" in harness.refusals[-1]
+    longest = slice_bytes_max(3)
+    for request in requests:
+        (number,) = tick.ranges_of(request.to)
+        answer(harness, request, sum_in([Slice(sha("fits", number), longest)]))
+    found = harness.entries[0].aggregate
+    assert found is not None
+    assert found.total_bytes <= PAYLOAD_BYTES_MAX
+    assert open_aggregate(log_pb2.Aggregate(**vars(found))) == found
+    assert slice_bytes_max(1) == PAYLOAD_BYTES_MAX
+
+
+def test_each_anchor_that_adds_up_is_heard_however_many_anchors_there_are() -> None:
+    """More anchors than a step keeps holdings of are ready, each for a range of its own."""
+    several = ANCHORS_HELD_MAX + 2
+    harness = opened(8, ranges=several)
+    tick = harness.ticks[-1]
+    anchors = [sha("anchor", number) for number in range(several)]
+    row = tuple(bytes([number]) for number in range(several))
+    step = replace(opened_step(harness), tick=replace(tick, aggregators=tuple(anchors), ranges=row))
+    step = replace(step, counted_by=Quorum(0, 1, True, tuple(Quorum(0, 1, True) for _ in anchors)))
+    for anchor in anchors:
+        step = holder_counts.hold(step, anchor, 1, anchor=True)
+    assert step.counted == 1, "the slice of each range is with the range's anchor"
+    for number in range(2 * several):
+        step = holder_counts.hold(step, sha("other", number), 1, anchor=True)
+    assert len(step.by_anchor) <= several + ANCHORS_HELD_MAX
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -139,6 +139,44 @@ async def test_bytes_that_are_no_list_come_alone_for_everybody_to_refuse(wrong: 
     assert await pulls.accepted(longer, STEP, 1000) == head, "the log names another length than the list"
 
 
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_slice_that_is_itself_a_payload_has_no_second_name() -> None:
+    """A liar's slice is a list with its slices: by the hash of all its bytes some peers would find votes, and others none."""
+    within = slices.joined([b"one", b"one"])
+    pulls, seen = pulls_from(Shelf(within), snapshot(STEP + 5))
+    seen.view.ranges = 2
+    name = hashlib.sha256(within).digest()
+    seen.payloads.put(STEP, name, within)
+    for size in (len(within), len(within) + 7):
+        with pytest.raises(NetworkError):
+            await pulls.announced(Announced(LIAR, STEP, name, size, b"", b""), (0,))
+        assert await pulls.accepted(Contribution(LIAR, name, size, 4, 400, 1.5), STEP, 1000) is None
+    assert not any(size == 1000 for size in seen.fetcher.asked)
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_failed_try_leaves_no_pull_behind() -> None:
+    """Its slices are pulled again by the next try."""
+    parts = [b"one", b"second", b"3"]
+    whole = slices.joined(parts)
+    ended = list[int]()
+
+    class Slow(Shelf):
+        async def fetch(self, sha256: bytes, size: int, *given: Any, **more: Any) -> bytes:
+            data = await super().fetch(sha256, size, *given, **more)
+            for _ in range(5 if size == 6 else 0):
+                await asyncio.get_running_loop().run_in_executor(None, bool)
+            ended.append(size)
+            return data
+
+    pulls, seen = pulls_from(Slow(whole[: slices.list_bytes(3)], *parts[1:]), snapshot(STEP + 5))
+    seen.view.ranges, seen.view.step = 3, STEP
+    said = Announced(LIAR, STEP, hashlib.sha256(whole[: slices.list_bytes(3)]).digest(), len(whole), b"", b"")
+    with pytest.raises(NetworkError):
+        await pulls.announced(said, (0, 1, 2))
+    assert 6 in ended
+
+
 async def test_what_the_log_accepts_comes_from_others_than_a_dead_author(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed when some had its payload: those who still wait for it must not miss the next step."""
     monkeypatch.setattr(turns, "HASTE_SECONDS", 0.01)

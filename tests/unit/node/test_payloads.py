@@ -7,6 +7,7 @@ import pytest
 
 from node.blobs import payloads
 from node.blobs.payloads import Payloads
+from protos import slices
 
 MEMORY = 1_000
 
@@ -107,3 +108,20 @@ def test_of_a_step_with_a_sum_the_sum_alone_stays(tmp_path: Path) -> None:
     payloads.keep_only(7, {total})
     assert {it for sha256, it in data.items() if payloads.get(sha256) is not None} == {b"sum", b"other"}
     assert payloads.total_bytes == 8
+
+
+def test_a_list_that_names_more_than_it_says_is_no_payload(tmp_path: Path) -> None:
+    """A liar's blob may name one large blob thousands of times, as slices of a byte: all of it would be in memory at once."""
+    store, large = Payloads(tmp_path), bytes(1000)
+    store.put(1, hashlib.sha256(large).digest(), large)
+    for count in (2, 5000):
+        head = slices.list_of([slices.Slice(hashlib.sha256(large).digest(), 1)] * count)
+        name = hashlib.sha256(head).digest()
+        store.put(1, name, head)
+        assert store.whole(name, 2) is None
+    right = slices.joined([large, b"other"])
+    assert store.put_whole(1, right, 2)
+    assert store.whole(slices.hash_of(right, 2), 2) == right
+    within = slices.joined([b"no", b"list of two"])
+    store.put(1, hashlib.sha256(within).digest(), within)
+    assert store.whole(hashlib.sha256(within).digest(), 2) is None, "its name is the hash of its list"

@@ -52,7 +52,7 @@ def test_a_payload_comes_back_from_its_slices(chunks: int, ranges: int, size: in
     parts = cut(said, size, chunks, ranges)
     for one, chunks_of in zip(parts, borders(chunks, ranges), strict=True):
         sums.SUMMED.check(one, size, len(chunks_of))
-    assert join(parts, size, chunks) == said
+    assert join(parts, [size] * ranges, chunks) == (size, said)
     data = payload(Update(STEP, size, said), chunks, ranges)
     assert door(chunks, ranges).open(data, STEP, len(data)) == Update(STEP, size, said)
     assert len(data) <= door(chunks, ranges).bytes_max
@@ -110,14 +110,40 @@ def test_a_payload_has_one_name_and_each_wrong_byte_is_seen() -> None:
             door(8, 4).open(wrong, STEP)
 
 
-def test_slices_of_two_sizes_are_no_payload() -> None:
-    one, other = (payload(Update(STEP, size, votes(size, 8, 1)), 8, 2) for size in (16, 64))
-    parts = [split(one, 2)[0], split(other, 2)[1]]
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.sampled_from((2, 16, 64, 1024)), min_size=2, max_size=5),
+    st.integers(1, 11),
+    st.integers(0, 1 << 16),
+    st.sampled_from((0, 0.3, 1)),
+)
+def test_slices_of_several_sizes_say_what_their_sums_say(sizes: list[int], chunks: int, seed: int, part: float) -> None:
+    """Aggregators of one range do not see the other sizes, so such a payload counts: a checker has to be able to open it."""
+    ranges = len(sizes)
+    each = [
+        split(payload(Update(STEP, size, votes(size, chunks, seed, part=part)), chunks, ranges), ranges)
+        for size in sizes
+    ]
+    parts = [each[at][at] for at in range(ranges)]
     data = sum_in([slice_of(it) for it in parts]).slices + b"".join(parts)
-    with pytest.raises(Refusal, match="2 sizes"):
-        door(8, 2).open(data, STEP)
+    whole = door(chunks, ranges)
+    update = whole.open(data, STEP, len(data))
+    made = [aggregate(one, [one.open(it, STEP)], STEP) for one, it in zip(whole.parts, parts, strict=True)]
+    total = sum_in([slice_of(it) for it in made]).slices + b"".join(made)
+    summed_up = open_aggregate(whole, total, STEP, len(total))
+    again = open_aggregate(
+        door(chunks, 1), aggregate(door(chunks, 1), [update], STEP), STEP, sum_length(chunks, update)
+    )
+    assert summed_up == again
+
+
+def sum_length(chunks: int, update: Update) -> int:
+    return len(aggregate(door(chunks, 1), [update], STEP))
+
+
+def test_parts_that_are_no_votes_are_not_joined() -> None:
     with pytest.raises(VotesError):
-        join([b"", b""], 16, 8)
+        join([b"", b""], [16, 16], 8)
 
 
 def test_a_sum_in_the_log_has_the_list_that_its_hash_names() -> None:
