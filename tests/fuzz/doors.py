@@ -457,9 +457,9 @@ def packed(data: bytes) -> None:
 
 
 def _archived_records(data: bytes) -> None:
-    file = io.BytesIO(data)
-    file.name = "payloads"
-    for record in files._records(file, 1 << 16):
+    raw = io.BytesIO(data)
+    raw.name = "payloads"
+    for record in files._records(io.BufferedReader(raw), 1 << 16):
         files.payload_of(parse(archive_pb2.ArchivedPayload, record))
 
 

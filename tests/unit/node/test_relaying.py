@@ -10,7 +10,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.overlay import relaying
+from node.overlay import daemon
 from node.overlay.relaying import BUCKET_SECONDS, SILENT_SECONDS, Bucket, Relaying, relayed_bytes
 from protos.identity import peer_id
 from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, fetching, honest
@@ -128,7 +128,7 @@ async def test_a_real_daemon_whose_port_another_program_has_ends_its_relaying(
         writer.close()
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-        monkeypatch.setattr(relaying, "free_port", lambda: server.sockets[0].getsockname()[1])
+        monkeypatch.setattr(daemon, "free_port", lambda host: server.sockets[0].getsockname()[1])
         async with hosts(tmp_path, 1) as (ada,):
             ada._daemon.prefer(reachability="public")
             before = ada.p2p._child.pid
