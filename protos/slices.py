@@ -117,7 +117,7 @@ def joined(parts: Sequence[bytes]) -> bytes:
     return parts[0] if len(parts) == 1 else list_of(map(slice_of, parts)) + b"".join(parts)
 
 
-def some(data: bytes, ranges: int, which: Iterable[int]) -> bytes:
+def with_slices(data: bytes, ranges: int, which: Iterable[int]) -> bytes:
     """Of a whole payload that this peer made: its list, and the slices of these ranges alone."""
     if ranges == 1:
         return data

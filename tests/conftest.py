@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import random
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ LOG_BYTES_SHOWN = 800
 def pytest_sessionstart() -> None:
     """Collecting tests imports torch and much else: see node/imports.py."""
     gc.disable()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # In the background of a shell nobody hears Ctrl-C, nor do the programs that tests start and end by it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

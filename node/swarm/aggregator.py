@@ -80,8 +80,8 @@ class Aggregator:
         decided."""
         if contribution.payload_bytes > self._door.bytes_max:
             return b""
-        first = self._view.aggregators(step)
-        return await self._pulls.accepted(contribution, step, self._door.bytes_max, first, mine)
+        by_range = self._view.by_range(step)
+        return await self._pulls.accepted(contribution, step, self._door.bytes_max, by_range, mine)
 
     def _cut(self, data: bytes | None, mine: Sequence[int]) -> list[bytes]:
         """The slices of these ranges; none if the payload is no payload."""

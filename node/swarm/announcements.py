@@ -127,6 +127,8 @@ class Announcements:
         """Pull an announced payload, check it, and report that this peer holds it. Other peers' faults raise no error."""
         step, log, tick = announced.step, self._runtime.log, self._view.tick
         which, ranges = self.takes(step), self._view.ranges
+        if not which:
+            return  # the step is open again meanwhile, and others add its votes up
         try:
             data = await self._pulls.announced(announced, which)
             if len(which) == ranges:

@@ -16,7 +16,7 @@ from node.swarm.events import Committed, Resync
 from node.swarm.pulls import Pulls
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
-from node.swarm.view import View
+from node.swarm.view import ByRange, View, aggregators_in
 from node.wire.codec import Update
 from protos.checks import VERDICT_STEPS, drawn
 from protos.errors import Refusal
@@ -82,9 +82,7 @@ class Collector:
         )
         return (1 + self._whole) * sum(sizes)
 
-    async def collect(
-        self, signed: SignedEntry, said: dict[bytes, bytes], by_range: tuple[tuple[bytes, ...], ...] = ()
-    ) -> Committed | None:
+    async def collect(self, signed: SignedEntry, said: dict[bytes, bytes], by_range: ByRange = ()) -> Committed | None:
         """An entry with all its payloads, or their sum; None if this peer asks for a re-sync. `said`: the announcements, by
         author. `by_range`: the aggregators, who have the sum first, if this peer knows."""
         if signed.entry.aggregate is not None:
@@ -111,14 +109,13 @@ class Collector:
         signed: SignedEntry,
         aggregate: Aggregate,
         said: dict[bytes, bytes],
-        by_range: tuple[tuple[bytes, ...], ...],
+        by_range: ByRange,
     ) -> Committed | None:
         """An entry with the sum of its votes, and the payloads that this peer is to check."""
         step, clock = signed.entry.step, asyncio.get_running_loop().time
-        came, aggregators = clock(), tuple(dict.fromkeys(key for keys in by_range for key in keys))
-        by_author = self._tried(signed)
+        came, by_author = clock(), self._tried(signed)
         data, signed = await asyncio.gather(
-            self._sum(aggregate, signed, by_range), self._to_check(signed, aggregate, aggregators, by_author)
+            self._sum(aggregate, signed, by_range), self._to_check(signed, aggregate, by_range, by_author)
         )
         if data is None:
             await self._lost(step)
@@ -140,9 +137,7 @@ class Collector:
             self._payloads.keep_only(old, self._sums.pop(old))
         return Committed(signed, updates, (data,) if self._whole else (), said, by_author, came, clock())
 
-    async def _sum(
-        self, aggregate: Aggregate, signed: SignedEntry, by_range: tuple[tuple[bytes, ...], ...]
-    ) -> bytes | None:
+    async def _sum(self, aggregate: Aggregate, signed: SignedEntry, by_range: ByRange) -> bytes | None:
         """A sum's bytes. b"" if it is too long to be valid: this peer asks nobody for it. None: a snapshot is needed."""
         if aggregate.total_bytes > self._door.aggregate_bytes_max or len(aggregate.parts) != self._view.ranges:
             return b""
@@ -158,7 +153,7 @@ class Collector:
         self,
         signed: SignedEntry,
         aggregate: Aggregate,
-        aggregators: tuple[bytes, ...],
+        by_range: ByRange,
         by_author: dict[bytes, Update],
     ) -> SignedEntry:
         """Get the payloads of the peers that the entry draws this peer to check, from the aggregators or their authors.
@@ -175,13 +170,13 @@ class Collector:
             return signed
         try:
             async with asyncio.timeout(CHECKED_SECONDS_MAX):
-                signed = await self._named(signed, aggregate, aggregators, subjects)
+                signed = await self._named(signed, aggregate, aggregators_in(by_range), subjects)
                 due = [
                     c
                     for c in (*signed.entry.contributions, *signed.entry.trials)
                     if c.public_key in subjects and c.payload_sha256
                 ]
-                votes = await asyncio.gather(*(self._votes(c, step, aggregators) for c in due))
+                votes = await asyncio.gather(*(self._votes(c, step, by_range) for c in due))
         except TimeoutError:
             return signed  # this peer says nothing about votes that it could not see
         for contribution, one in zip(due, votes, strict=True):
@@ -190,7 +185,7 @@ class Collector:
         return signed
 
     async def _named(
-        self, signed: SignedEntry, aggregate: Aggregate, aggregators: tuple[bytes, ...], subjects: set[bytes]
+        self, signed: SignedEntry, aggregate: Aggregate, aggregators: Sequence[bytes], subjects: set[bytes]
     ) -> SignedEntry:
         """A summed entry with its payloads' hashes, if some of the subjects' are missing and an aggregator has them."""
         contributions = signed.entry.contributions
@@ -210,11 +205,11 @@ class Collector:
         await self._runtime.emit(Resync(self._snapshots.newest, reason, lost=True))
 
     async def _votes(
-        self, contribution: Contribution, step: int, first: tuple[bytes, ...] = ()
+        self, contribution: Contribution, step: int, by_range: ByRange = ()
     ) -> tuple[bytes, Update | None] | None:
-        """A payload's bytes (for an archive) and its votes (None: they count as nothing); None if no peer gives it. The peers
-        `first` are asked first."""
-        data = await self._payload(contribution, step, first)
+        """A payload's bytes (for an archive) and its votes (None: they count as nothing); None if no peer gives it. The step's
+        aggregators `by_range` are asked first."""
+        data = await self._payload(contribution, step, by_range)
         if data is None:
             return None
         try:
@@ -238,11 +233,11 @@ class Collector:
                     self._runtime.refused(refusal)
         return found
 
-    async def _payload(self, contribution: Contribution, step: int, first: tuple[bytes, ...]) -> bytes | None:
+    async def _payload(self, contribution: Contribution, step: int, by_range: ByRange) -> bytes | None:
         """A payload's bytes. b"" if it is too long to be valid: this peer asks nobody for it. None: a snapshot is needed."""
         if contribution.payload_bytes > self._door.bytes_max:
             return b""
-        return await self._pulls.accepted(contribution, step, self._door.bytes_max, first)
+        return await self._pulls.accepted(contribution, step, self._door.bytes_max, by_range)
 
 
 def sources_of(

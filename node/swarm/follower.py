@@ -193,7 +193,7 @@ class Follower:
         self._outbox.open_step(tick)
         self._announcements.open_step(tick)
         if event.aggregators and self._public_key in tick.places:
-            most = limits.ADDRESSES_MAX * limits.AGGREGATORS_MAX
+            most = max(limits.ADDRESSES_MAX * limits.AGGREGATORS_MAX, len(tick.aggregators))
             self._runtime.spawn(self._connections.meet(list(event.aggregators[:most])))
         ranges = assign(tick.pool, tick.roster).get(self._public_key)
         await self._runtime.emit(Opened(tick, ranges, event.deadline_ms))

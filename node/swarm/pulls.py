@@ -16,7 +16,7 @@ from node.blobs.payloads import Payloads
 from node.swarm.inbox import Announced
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
-from node.swarm.view import View
+from node.swarm.view import ByRange, View, aggregators_in
 from protos import slices
 from protos.errors import NetworkError, Refusal
 from protos.log import Contribution
@@ -61,29 +61,29 @@ class Pulls:
         return await self._announced(announced, which)
 
     async def _announced(self, announced: Announced, which: Sequence[int]) -> bytes:
-        holders = [announced.author, *self._view.aggregators(announced.step), *self._others()]
+        by_range = self._view.by_range(announced.step)
+        holders = [announced.author, *aggregators_in(by_range), *self._others()]
         named = announced.payload_sha256, announced.payload_bytes
-        return await self._pull_slices(announced.step, *named, holders, None, which)
+        return await self._pull_slices(announced.step, *named, holders, None, which, by_range)
 
     async def accepted(
         self,
         contribution: Contribution,
         step: int,
         bytes_max: int,
-        first: Sequence[bytes] = (),
+        by_range: ByRange = (),
         which: Sequence[int] | None = None,
     ) -> bytes | None:
         """A payload that the entry of `step` names, or its slices of the ranges `which`; None if the peer has to load a
         snapshot instead.
 
         The author may have given the coordinator a wrong length. After the first try the peer takes any length up to
-        `bytes_max`. `first`: peers that are asked before the author.
+        `bytes_max`. `by_range`: the step's aggregators, which are asked before the author.
         """
-        holders = [*first, contribution.public_key]
+        holders = [*aggregators_in(by_range), contribution.public_key]
         which = range(self._view.ranges) if which is None else which
-        return await self._needed(
-            contribution.payload_sha256, contribution.payload_bytes, step, holders, bytes_max, which
-        )
+        named = contribution.payload_sha256, contribution.payload_bytes
+        return await self._needed(*named, step, holders, bytes_max, which, by_range)
 
     async def aggregate(self, part: Slice, step: int, holders: Sequence[bytes]) -> bytes | None:
         """A slice of the sum that the entry of `step` names; None if the peer has to load a snapshot instead."""
@@ -101,6 +101,7 @@ class Pulls:
         first: Sequence[bytes],
         bytes_max: int | None,
         which: Sequence[int] = (),
+        by_range: ByRange = (),
     ) -> bytes | None:
         """Look for a blob of the log with patience, until a later snapshot replaces it. `bytes_max`: it is a payload. After the
         first try its author comes last then, because a dishonest author gains when others wait."""
@@ -114,7 +115,7 @@ class Pulls:
                 if bytes_max is None:
                     return await self._pull(step, sha256, size, holders, hasty=True)
                 most = bytes_max if rounds else None
-                return await self._pull_slices(step, sha256, size, holders, most, which, hasty=True)
+                return await self._pull_slices(step, sha256, size, holders, most, which, by_range, hasty=True)
             except NetworkError as error:
                 newest, rounds = self._snapshots.newest, rounds + 1
                 will_do = newest is not None and newest.step >= step and rounds >= ACCEPTED_ROUNDS_MIN
@@ -145,6 +146,7 @@ class Pulls:
         holders: Sequence[bytes],
         size_max: int | None,
         which: Sequence[int],
+        by_range: ByRange,
         *,
         hasty: bool = False,
     ) -> bytes:
@@ -164,7 +166,8 @@ class Pulls:
             return head
         if len(parts) != ranges or slices.total_bytes(parts) != size:
             return head
-        pulled = (self._pull(step, parts[n].sha256, parts[n].total_bytes, holders, hasty=hasty) for n in which)
+        asked = {n: _for_range(n, holders, by_range) for n in which}
+        pulled = (self._pull(step, parts[n].sha256, parts[n].total_bytes, asked[n], hasty=hasty) for n in which)
         found = await asyncio.gather(*pulled, return_exceptions=True)  # the next try must not meet pulls of this one
         if failed := next((it for it in found if isinstance(it, BaseException)), None):
             raise failed
@@ -186,3 +189,9 @@ class Pulls:
         data = await self._fetcher.fetch(sha256, size, list(dict.fromkeys(holders)), size_max, hasty=hasty)
         self.keep(step, sha256, data)
         return data
+
+
+def _for_range(number: int, holders: Sequence[bytes], by_range: ByRange) -> list[bytes]:
+    """The same peers, and those last that add up other ranges alone: they have no slice of this one."""
+    late = {*aggregators_in(by_range)}.difference(by_range[number] if number < len(by_range) else ())
+    return sorted(holders, key=late.__contains__)

@@ -37,7 +37,7 @@ from protos.equivocation import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
 from protos.rate_limiter import RateLimiter
-from protos.slices import blobs_of, some
+from protos.slices import blobs_of, with_slices
 from protos.tick import Tick
 
 # Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. `Pusher.publish` waits for
@@ -228,7 +228,7 @@ class Pusher:
 
     def _for(self, key: bytes, payload: bytes) -> bytes:
         """What a peer takes of a payload, as far as it is small: all of it, or the slices of its ranges; else it pulls that."""
-        own = some(payload, self._view.ranges, self._view.ranges_of(self._view.step + 1, key))
+        own = with_slices(payload, self._view.ranges, self._view.ranges_of(self._view.step + 1, key))
         return own if len(own) <= PUSHED_BYTES_MAX else b""
 
     def close(self) -> None:

@@ -6,11 +6,15 @@ The modules that follow the log (`entries`, `follower`) write the view; all othe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from node.blobs.blobs import Arrivals, WireBytes
 from protos.admission_config import OperatorsConfig
 from protos.log import Chain
 from protos.tick import Tick
+
+ByRange: TypeAlias = tuple[tuple[bytes, ...], ...]
+"""Public keys of the aggregators of each range."""
 
 
 class View:
@@ -45,7 +49,7 @@ class View:
         """Public keys of a step's aggregators, as far as this peer knows: of the step that was opened last."""
         return self.tick.aggregators if self.tick is not None and self.tick.step == step else ()
 
-    def by_range(self, step: int) -> tuple[tuple[bytes, ...], ...]:
+    def by_range(self, step: int) -> ByRange:
         """The same of each range."""
         return self.tick.by_range if self.tick is not None and self.tick.step == step else ()
 
@@ -82,3 +86,8 @@ class Counters:
     arrivals: Arrivals = field(default_factory=Arrivals)
     doors: dict[str, str] = field(default_factory=dict)
     """Peers that refused this peer's last pushed payload, and why, as they say."""
+
+
+def aggregators_in(by_range: ByRange) -> list[bytes]:
+    """The aggregators of all ranges, each once."""
+    return list(dict.fromkeys(key for keys in by_range for key in keys))

@@ -55,7 +55,7 @@ from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.mixture import phases
 from protos.run_config import RunConfig
-from protos.slices import joined, some, split
+from protos.slices import joined, split, with_slices
 from protos.v1 import envelope_pb2, log_pb2, update_pb2
 from tests.sim.checkers import Checkers
 from tests.sim.clock import BEGIN_SECONDS, InlineExecutor, Thread, VirtualLoop
@@ -383,7 +383,7 @@ class PeerProcess:
             sha256 = parse(update_pb2.Announcement, parse(envelope_pb2.SignedEnvelope, envelope).body).payload_sha256
             ranges, view = self.world.config.clock.ranges, session.parts.view
             whole = session.parts.publication._payloads.whole(sha256, ranges)
-            payload = payload if whole is None else some(whole, ranges, view.ranges_of(view.step + 1, key))
+            payload = payload if whole is None else with_slices(whole, ranges, view.ranges_of(view.step + 1, key))
         if taken := await Pusher._push(session.parts.pusher, key, envelope, payload):
             self._heard_as(envelope)
         return taken

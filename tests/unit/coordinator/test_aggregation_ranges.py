@@ -14,8 +14,8 @@ from protos.limits import AGGREGATORS_MAX, PAYLOAD_BYTES_MAX, RANGES_MAX
 from protos.slices import Aggregate, Slice, list_bytes, list_of, open_aggregate, slice_bytes_max, sum_in
 from protos.tick import Tick, tick_body, tick_from_body
 from protos.v1 import log_pb2
-from tests.unit.coordinator.driver import Harness, Swarm, claim_of, key, sha
-from tests.unit.coordinator.test_aggregation import ANCHOR, answer, opened, settings, vote
+from tests.unit.coordinator.driver import Harness, claim_of, key, sha
+from tests.unit.coordinator.test_aggregation import ANCHOR, answer, opened, sums_of_liars, vote
 
 RANGES = 4
 
@@ -226,19 +226,6 @@ def test_each_anchor_that_adds_up_is_heard_however_many_anchors_there_are() -> N
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_swarm_with_liars_and_crashes_comes_to_its_end(seed: int) -> None:
-    """Two of twelve lie; peers and the coordinator are killed; messages are lost."""
-    swarm = Swarm(settings(12, steps=30, ranges=RANGES), 12, seed=seed, loss=0.02 * (seed % 3))
-    for peer in swarm.random.sample(swarm.peers, 2):
-        peer.lies = True
-    for at in (5, 11, 17):
-        swarm.play(lambda at=at: swarm.run.head_step >= at)  # type: ignore[misc]
-        if at == 11:
-            swarm.crash()
-        else:
-            swarm.kill(next(peer for peer in swarm.peers if peer.alive and not peer.lies))
-    swarm.finish()
-    summed = [entry.aggregate for entry in swarm.entries if entry.aggregate is not None]
-    assert len(summed) > 10
-    for aggregate in summed:
-        digest = aggregate.payloads_sha256
-        assert aggregate.parts == tuple(Slice(sha("sum", number, digest), 64) for number in range(RANGES))
+    for found in sums_of_liars(12, seed, ranges=RANGES):
+        digest = found.payloads_sha256
+        assert found.parts == tuple(Slice(sha("sum", number, digest), 64) for number in range(RANGES))

@@ -23,7 +23,7 @@ from protos.checks import drawn
 from protos.errors import Refusal
 from protos.holdings import digest_of
 from protos.log import Contribution, Entry, SignedEntry, contributions_body, summed_entry
-from protos.slices import Aggregate, Slice, list_bytes, some, split, sum_in
+from protos.slices import Aggregate, Slice, list_bytes, split, sum_in, with_slices
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 
@@ -60,7 +60,7 @@ class Shelves:
         data = self.held.get(contribution.payload_sha256)
         if data is None or which is None or len(data) != contribution.payload_bytes:
             return data
-        return some(data, self.ranges, which)
+        return with_slices(data, self.ranges, which)
 
     async def aggregate(self, part: Slice, step: int, holders: Any) -> bytes | None:
         return self.held.get(part.sha256)

@@ -62,7 +62,7 @@ def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[P
         emit=emit,
         said=said,
     )
-    view: Any = SimpleNamespace(roster=roster, step=STEP, ranges=1, aggregators=lambda step: ())
+    view: Any = SimpleNamespace(roster=roster, step=STEP, ranges=1, by_range=lambda step: ())
     agreed: Any = SimpleNamespace(newest=newest)
     pulls = Pulls(fetcher, payloads, view, agreed, runtime, patience_seconds=1e9)
     return pulls, SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads, view=view)
@@ -97,11 +97,13 @@ class Shelf:
 
     def __init__(self, *data: bytes) -> None:
         self.blobs, self.asked = {hashlib.sha256(it).digest(): it for it in data}, list[int]()
+        self.holders = dict[bytes, list[bytes]]()
 
     async def fetch(
-        self, sha256: bytes, size: int, holders: object, size_max: int | None = None, *, hasty: bool = False
+        self, sha256: bytes, size: int, holders: list[bytes], size_max: int | None = None, *, hasty: bool = False
     ) -> bytes:
         self.asked.append(size)
+        self.holders[sha256] = holders
         data = self.blobs.get(sha256, b"")
         if len(data) != size and (size_max is None or not 0 < len(data) <= size_max):
             raise NetworkError("nobody has it with this length")
@@ -121,6 +123,24 @@ async def test_of_a_payload_in_slices_a_peer_takes_those_of_its_ranges() -> None
     named = Contribution(LIAR, said.payload_sha256, len(whole), 4, 400, 1.5)
     assert await pulls.accepted(named, STEP, 1000) == whole
     assert seen.fetcher.asked[3:] == [6], "the others are here"
+
+
+async def test_who_adds_up_other_ranges_is_asked_last_for_a_slice() -> None:
+    """It has none: with 64 ranges most aggregators would be asked in vain, and a check has five seconds."""
+    parts = [b"one", b"second", b"3"]
+    whole = slices.joined(parts)
+    head, rows = whole[: slices.list_bytes(3)], ((b"a", b"b"), (b"b", b"c"), (b"d",))
+    pulls, seen = pulls_from(Shelf(head, *parts), None, b"a", b"c", b"x")
+    seen.view.ranges = 3
+    named = Contribution(LIAR, hashlib.sha256(head).digest(), len(whole), 4, 400, 1.5)
+    assert await pulls.accepted(named, STEP, 1000, rows) == whole
+    asked = [seen.fetcher.holders[hashlib.sha256(it).digest()] for it in (head, *parts)]
+    assert asked == [
+        [b"a", b"b", b"c", b"d", LIAR, b"x"],
+        [b"a", b"b", LIAR, b"x", b"c", b"d"],
+        [b"b", b"c", LIAR, b"x", b"a", b"d"],
+        [b"d", LIAR, b"x", b"a", b"b", b"c"],
+    ]
 
 
 @pytest.mark.parametrize("wrong", [b"no list at all", slices.joined([b"one", b"two"])[: slices.list_bytes(2)]])

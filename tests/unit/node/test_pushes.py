@@ -124,10 +124,10 @@ async def test_an_aggregator_takes_the_slices_of_its_ranges(tmp_path: Path) -> N
     """And what it is pushed beside them, or with another list than the author signed, is refused, and pulled."""
     whole = slices.joined(PARTS)
     for data, reason in (
-        (slices.some(whole, 3, (0, 2)), ""),
+        (slices.with_slices(whole, 3, (0, 2)), ""),
         (whole, "hash_mismatch"),
-        (slices.some(whole, 3, (0, 1)), "hash_mismatch"),
-        (slices.some(slices.joined([*PARTS[:2], b"else"]), 3, (0, 2)), "hash_mismatch"),
+        (slices.with_slices(whole, 3, (0, 1)), "hash_mismatch"),
+        (slices.with_slices(slices.joined([*PARTS[:2], b"else"]), 3, (0, 2)), "hash_mismatch"),
         (b"no list", "malformed"),
     ):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -150,7 +150,7 @@ async def test_what_an_aggregator_held_for_one_attempt_counts_for_no_other(tmp_p
     """In the next it may have other ranges: it gets their slices, and says again what it holds."""
     whole = slices.joined(PARTS)
     async with receiving(tmp_path, (b"\1", b"\0", b"\1\0")) as bob:
-        await bob.push(ADA, framed(announced(ADA, whole, ranges=3), slices.some(whole, 3, (0, 2))))
+        await bob.push(ADA, framed(announced(ADA, whole, ranges=3), slices.with_slices(whole, 3, (0, 2))))
         await held(bob)
         assert bob.view.tick is not None
         bob.fetch.side_effect = [PARTS[1]]
@@ -160,6 +160,19 @@ async def test_what_an_aggregator_held_for_one_attempt_counts_for_no_other(tmp_p
         assert not bob.outbox.holdings
         await held(bob)
         assert [call.args[0] for call in bob.fetch.call_args_list] == [slices.slice_of(PARTS[1]).sha256]
+
+
+async def test_who_adds_up_nothing_any_more_pulls_and_holds_nothing(tmp_path: Path) -> None:
+    """The step opened with other aggregators before this peer began to pull: a list alone is no payload."""
+    whole = slices.joined(PARTS)
+    async with receiving(tmp_path, (b"\1", b"\0")) as bob:
+        bob.fetch.side_effect = [whole[: slices.list_bytes(3)]]
+        bob.announcements.offer(announced(ADA, whole, ranges=3))
+        bob.view.tick = replace(bob.view.tick, ranges=(b"\0", b"\0"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not bob.fetch.call_args_list
+        assert not bob.outbox.holdings
 
 
 async def test_an_announcement_that_comes_alone_is_pulled(tmp_path: Path) -> None:
