@@ -25,9 +25,10 @@ LOG_BYTES_SHOWN = 800
 def pytest_sessionstart() -> None:
     """Collecting tests imports torch and much else: see node/imports.py."""
     gc.disable()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # In the background of a shell nobody hears Ctrl-C, nor do the programs that tests start and end by it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # In the background of a shell, or below nohup, nobody hears Ctrl-C or a hang-up, nor do programs that tests end by them
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import LocalSwarm, digests_by_step, owner, toml_of_run, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, TINY_MODEL, LocalSwarm, digests_by_step, owner, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
-RUN = toml_of_run("lent", source="DATA", clock={"batch_samples": 6, "min_peers": 1, "snapshot_every": 50})
 
 
 @pytest.fixture
 def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalSwarm]:
-    with LocalSwarm(tmp_path, RUN.replace("= 6\n", f"= {getattr(request, 'param', 6)}\n")) as swarm:
+    model, samples = getattr(request, "param", (PLAIN_MODEL, 6))
+    clock = {"batch_samples": samples, "min_peers": 1, "snapshot_every": 50}
+    with LocalSwarm(tmp_path, toml_of_run("lent", model, source="DATA", clock=clock)) as swarm:
         yield swarm
 
 
@@ -90,7 +91,7 @@ def test_a_month_that_is_used_up_pauses_the_peer_and_is_counted_across_a_restart
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the time of a thread from Linux")
 @pytest.mark.nightly
-@pytest.mark.parametrize("swarm", [600], indirect=True)
+@pytest.mark.parametrize("swarm", [(TINY_MODEL, 600)], indirect=True, ids=["a model that computes"])
 def test_a_duty_cycle_bounds_the_time_of_the_training_thread(swarm: LocalSwarm) -> None:
     pid = swarm.join("ada", "--set", "micro_batch=8").child.pid
     swarm.wait_step("ada", 2)

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
+from tests.system.local_swarm import PATIENT, TINY_MODEL, LocalSwarm, digests_by_step, toml_of_run, wait_for
 from tests.system.web_folder import WebFolder
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 RUN = toml_of_run(
     "mirrored",
+    TINY_MODEL,
     source=os.__file__,
     clock={"steps": 20, "batch_samples": 16, "min_peers": 2, "snapshot_every": 5} | PATIENT,
     snapshots={"mirrors": ["http://127.0.0.1:1/away", "MIRROR"]},

@@ -29,7 +29,7 @@ async def publish(session: Session, data: bytes, announcement: update_pb2.Announ
 
 def main() -> None:
     configure_logging(as_json=True)
-    join(sys.argv[1], PeerSettings(home=Path(sys.argv[2]), listen="127.0.0.1:0", threads=1))
+    join(sys.argv[1], PeerSettings(home=Path(sys.argv[2]), listen="127.0.0.1:0", threads=1, allow=["code", "data"]))
 
 
 if __name__ == "__main__":
