@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PATIENT, LocalSwarm, Process, digests_by_step, toml_of_run, wait_for
+from tests.system.local_swarm import PATIENT, TINY_MODEL, LocalSwarm, Process, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 RUN = toml_of_run(
-    "anchored", source=os.__file__, clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10} | PATIENT
+    "anchored",
+    TINY_MODEL,
+    source=os.__file__,
+    clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10} | PATIENT,
 )
 
 

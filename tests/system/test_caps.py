@@ -57,7 +57,7 @@ def rate(swarm: SpreadSwarm, seconds: float) -> float:
 @pytest.mark.nightly
 def test_a_cap_is_honoured_at_the_interface_while_a_snapshot_moves(swarm: SpreadSwarm, who: str, key: str) -> None:
     mbit = 6.0
-    flag = (f"--{key.replace('_', '-')}", str(mbit))
+    flag = ("--set", f"{key}={mbit}")
     swarm.join("ada", *(flag if who == "ada" else ()))
     swarm.wait_step("ada", 11)
     owner(swarm, "ada", "pause")  # no votes: what moves is the snapshot
