@@ -347,15 +347,11 @@ def test_on_a_card_gradients_are_those_of_the_weights_at_hand(at_a_time: int, be
     card = torch.device("cuda", 0)
     model = build(ModelSpec({**TIED, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}), 1)
     of = Replica(RUN, model, OptimizerConfig(), 128, second="factored", maker=HostMaker(model, card, behind=behind))
-    count = sum(parameter.numel() for parameter in model.parameters())
     for step in range(6):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.9 if step % 2 else 1.1)
-        torch.cuda.init()
-        torch.cuda.reset_peak_memory_stats(card)
         of.mean_gradient(TEXT, PARTS, at_a_time, autocast(card, "bf16"), never)
-        assert torch.cuda.max_memory_allocated(card) < 3 * count, "bf16 weights, two gradients and activations"
         for found, wanted in zip(of.whole_gradients(), of_short_model(model, at_a_time, card), strict=True):
             assert found is not None
             assert found.device.type == "cpu"

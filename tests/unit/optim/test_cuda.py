@@ -158,7 +158,8 @@ def test_gradients_that_join_one_by_one_give_the_votes_of_whole_ones(
         assert len(one.payload) == len(other.payload)
         if backend == "triton":  # cuBLAS rounds as the number of chunks is
             assert one.payload == other.payload
-        assert torch.allclose(whole.momentum.float(), folded.momentum.float(), rtol=0.02, atol=1e-5)
+        difference = (whole.momentum.float() - folded.momentum.float()).norm()
+        assert difference < 0.01 * whole.momentum.float().norm()
         for demo in (whole, folded):
             demo.settle(accepted=False)
 
