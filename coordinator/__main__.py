@@ -17,17 +17,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, showing, signing
+from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, signing
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, option, settings
 from coordinator.commands.recipes import RECIPES, run_toml
 from coordinator.store import logins
 from coordinator.store.logins import PageAddress
 from protos import toml_file
 from protos.console import configure_logging, exit_with
-from protos.json_line import as_line, print_json
 from protos.mistakes import REMOVED
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
+from protos.text import as_line, print_json
 from protos.version import add_about
 
 web_app = typer.Typer(
@@ -75,7 +75,7 @@ runs.command("pause", epilog=EXIT_CODES)(run_life.pause)
 runs.command("resume", epilog=EXIT_CODES)(run_life.resume)
 runs.command("finish", epilog=EXIT_CODES)(run_life.finish)
 runs.command("change", epilog=EXIT_CODES)(run_life.change)
-runs.command("show", epilog=EXIT_CODES)(showing.show)
+runs.command("show", epilog=EXIT_CODES)(run_life.show)
 runs.command("decay", epilog=EXIT_CODES)(run_life.decay)
 runs.command("archive", epilog=EXIT_CODES)(run_life.archive)
 runs.command("delete", epilog=EXIT_CODES)(run_life.delete)
@@ -240,7 +240,7 @@ def list_runs(
     if public:
         print(operator.public_list(public), end="")
         return
-    rows = [showing.line_of(run) for run in operator.list_runs(archived=every)]
+    rows = [run_life.line_of(run) for run in operator.list_runs(archived=every)]
     if as_json:
         for row in rows:
             print_json(row)

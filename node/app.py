@@ -27,7 +27,7 @@ from node.export.first_look import first_look
 from node.export.model_folder import check_folder, export, writer
 from node.join_failures import Failing, telling
 from node.link.client import check_genesis
-from node.mirror.mirror_writer import SnapshotPlaces
+from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
 from node.model.spec import ModelSpec, parameter_count
 from node.owner_commands import Commands, Stop

@@ -39,10 +39,10 @@ from coordinator.commands.run_mistakes import mistakes
 from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
-from protos.json_line import print_json
 from protos.mistakes import OWN_TEXT, Mistake, has_own_text
 from protos.model_config import LayoutFacts, ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
+from protos.text import print_json
 
 CURVE_COLUMNS = 40
 PEERS_SHOWN = 8

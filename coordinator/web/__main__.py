@@ -25,9 +25,9 @@ from coordinator.serving.throttled_log import ThrottledLog
 from coordinator.store.logins import PageAddress
 from coordinator.web.requests import OperatorReply, Requests
 from protos.console import configure_logging, exit_with
-from protos.json_line import as_line, print_json
 from protos.safe_path import python_command
 from protos.signals import heeded
+from protos.text import as_line, print_json
 
 MODULE: Final = "node.operator_page"
 REQUEST_BYTES_MAX: Final = 1 << 20

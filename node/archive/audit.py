@@ -20,11 +20,11 @@ from protos.changes import values_of
 from protos.disk import writing
 from protos.errors import OperatorError
 from protos.identity import peer_id
-from protos.json_line import as_line
 from protos.log import Exclusion, SignedEntry, run_id_of
 from protos.orders import order_values
 from protos.run_config import config_from_json
 from protos.start import fork_values
+from protos.text import as_line
 from protos.version import own_misfit
 
 LOG: Final = "run.log"

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from protos.errors import OperatorError
-from protos.json_line import print_json
+from protos.text import print_json
 
 if TYPE_CHECKING:
     from node.mirror.archive_copy import Told

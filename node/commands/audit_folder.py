@@ -23,9 +23,9 @@ from protos.console import configure_logging
 from protos.disk import write_bytes, writing
 from protos.errors import DataError, NetworkError, OperatorError
 from protos.invite import Invite, is_link
-from protos.json_line import as_line, print_json
 from protos.run_config import RunConfig
 from protos.signals import leaving_at_once
+from protos.text import as_line, print_json
 from protos.web_address import is_web
 
 

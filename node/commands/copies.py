@@ -21,10 +21,10 @@ from node.imports import many_imports
 from protos.console import configure_logging
 from protos.errors import OperatorError
 from protos.invite import Invite
-from protos.json_line import print_json
 from protos.mistakes import LICENCE, NO_LICENCE, expected
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.start import RUN_DIGITS_SHOWN
+from protos.text import print_json
 
 if TYPE_CHECKING:
     from node.commands.hugging_face import Uploads

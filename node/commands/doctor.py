@@ -31,8 +31,7 @@ from node.donor.month import Month
 from protos.errors import SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.json_line import print_json
-from protos.text import printable
+from protos.text import print_json, printable
 
 MACHINE_SECONDS_MAX = 30.0
 RUN_SECONDS_MAX = 90.0

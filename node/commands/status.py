@@ -25,14 +25,13 @@ from protos.errors import NetworkError, Refusal, RefusedError
 from protos.evaluation import figures
 from protos.identity import peer_id
 from protos.invite import Invite
-from protos.json_line import as_line
 from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
 from protos.log import open_entry
 from protos.owner import NOBODY, groups, owners_of
 from protos.run_config import RunConfig
 from protos.run_facts import peer_phase_word, phase_word, unconfirmed_words
 from protos.start import fork_values, fork_words
-from protos.text import printable
+from protos.text import as_line, printable
 from protos.v1 import coordinator_pb2 as pb
 
 LINE_SECONDS = 2.0

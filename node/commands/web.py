@@ -12,8 +12,7 @@ from node.commands.options import link_from
 from node.web.page_files import export_page
 from node.web.serve import Shown, serve
 from protos.invite import Invite
-from protos.json_line import print_json
-from protos.text import printable
+from protos.text import print_json, printable
 
 
 def web(links: Sequence[str], listen: str, hosts: Sequence[str], *, as_json: bool) -> None:

@@ -10,8 +10,8 @@ import typer
 from node.operator_page.page_routes import Pipe, app_of
 from node.web.server import listening, server_of, url_of
 from protos.console import configure_logging, exit_with
-from protos.json_line import print_json
 from protos.signals import heeded
+from protos.text import print_json
 
 CONNECTIONS_MAX = 64
 

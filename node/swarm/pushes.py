@@ -28,8 +28,7 @@ from node.blobs.audience import Audience, ServedStream, StreamLimits
 from node.blobs.blobs import Arrivals, WireBytes, drained
 from node.overlay import streams
 from node.overlay.host import Host
-from node.swarm.announcements import Announcements
-from node.swarm.gossip import Topic
+from node.swarm.announcements import Announcements, Topic
 from node.swarm.view import View
 from protos import limits as contract
 from protos.disk import DiskError

@@ -10,7 +10,7 @@ import typer
 from node.web.serve import serve
 from node.web.server import LISTEN
 from protos.console import configure_logging, exit_with
-from protos.json_line import print_json
+from protos.text import print_json
 
 app = typer.Typer(add_completion=False)
 
