@@ -20,8 +20,8 @@ from rich.text import Text
 from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, signing
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, option, settings
 from coordinator.commands.recipes import RECIPES, run_toml
-from coordinator.store import logins
-from coordinator.store.logins import PageAddress
+from coordinator.store import home_files
+from coordinator.store.home_files import PageAddress
 from protos import toml_file
 from protos.console import configure_logging, exit_with
 from protos.mistakes import REMOVED
@@ -48,8 +48,8 @@ def login(home: Home = None, as_json: Json = False) -> None:
     """
     folder = settings(home=home).home
     url = PageAddress(folder).read()
-    link = f"{url}#login={logins.make(folder, time.time())}"
-    seconds = int(logins.LINK_SECONDS_MAX)
+    link = f"{url}#login={home_files.make(folder, time.time())}"
+    seconds = int(home_files.LINK_SECONDS_MAX)
     if as_json:
         print_json({"link": link, "seconds": seconds})
         return

@@ -269,7 +269,7 @@ def verify(
     configure_logging(as_json=as_json)
     with many_imports(said=not as_json):
         from node.archive.verify import show, verify
-        from node.commands.archive_copies import archive_at
+        from node.commands.copies import archive_at
     from protos.invite import run_named
 
     named = "" if expected is None else run_named(expected)
@@ -288,7 +288,7 @@ def mirror(
 ) -> None:
     """Copy a run's archive to a folder or a bucket, from where anybody can `verify` it. Again: only what is new."""
     need_node_extra()
-    from node.commands.archive_copies import copy_archive
+    from node.commands.copies import copy_archive
 
     copy_archive(run, address, as_json=as_json)
 

@@ -22,7 +22,7 @@ import typer
 
 from coordinator.serving.page import ended
 from coordinator.serving.throttled_log import ThrottledLog
-from coordinator.store.logins import PageAddress
+from coordinator.store.home_files import PageAddress
 from coordinator.web.requests import OperatorReply, Requests
 from protos.console import configure_logging, exit_with
 from protos.safe_path import python_command

@@ -31,8 +31,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator.commands.operator import Operator
 from coordinator.serving.throttled_log import ThrottledLog
-from coordinator.store import logins
-from coordinator.store.logins import SECRET_BYTES, hash_of
+from coordinator.store import home_files
+from coordinator.store.home_files import SECRET_BYTES, hash_of
 from coordinator.web.actions import ALL, Values, What
 from protos import toml_file
 from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
@@ -185,7 +185,7 @@ class Requests:
 
     def _login(self, request: Request) -> OperatorReply:
         try:
-            why = logins.take(self._home, request.secret, self._wall())
+            why = home_files.take(self._home, request.secret, self._wall())
             if why:
                 self._caused.warning(
                     "a login at the operator's page was refused", "logins", why=why, address=request.address

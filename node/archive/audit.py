@@ -14,8 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from node.archive.ledger import ledger
-from node.archive.log_file import genesis_in, log_entries
+from node.archive.ledger import genesis_in, ledger, log_entries
 from protos.changes import values_of
 from protos.disk import writing
 from protos.errors import OperatorError

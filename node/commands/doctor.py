@@ -24,10 +24,10 @@ from node.config import PeerSettings
 from node.doctor import lines, machine_probes, run_lines, seat, swarm
 from node.doctor.doctor_facts import Fault, Found, fault_of
 from node.doctor.lines import Line, Severity
+from node.donor.caps import Month
 from node.donor.conditions import State, states
 from node.donor.live import Live
 from node.donor.machine_facts import Machine
-from node.donor.month import Month
 from protos.errors import SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite

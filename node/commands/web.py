@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from node.commands.options import link_from
-from node.web.page_files import export_page
-from node.web.serve import Shown, serve
+from node.web.serve import Shown, export_page, serve
 from protos.invite import Invite
 from protos.text import print_json, printable
 

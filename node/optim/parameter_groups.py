@@ -30,7 +30,7 @@ from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import OptimizerState, Voter, Whose
 from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.sharded.demo import ShardedDeMo
-from node.optim.sharded.gradient_rows import is_sharded
+from node.optim.sharded.spread import is_sharded
 from node.optim.votes.places import DRAWN, INDEPENDENT
 
 RANK_BYTES = 4

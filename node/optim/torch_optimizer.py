@@ -44,11 +44,10 @@ from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
 from node.optim.paper.demo import PaperConfig
 from node.optim.parameter_groups import ParameterGroups, Settings, author_of, drift_digest, trained
-from node.optim.process_group import group_of, weak_group
+from node.optim.process_group import check_different, check_unwrapped, group_of, unscale, weak_group
 from node.optim.sharded.demo import ShardedDeMo
 from node.optim.step import NonFiniteGradient, rounded_rate
 from node.optim.votes import groups as votes
-from node.optim.wrapped import check_different, check_unwrapped, unscale
 
 __all__ = ["DeMoOptimizer", "ExchangeFailed", "MomentumLost", "RanksDiffer", "ReplicasDiffer"]
 

@@ -24,7 +24,7 @@ from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.second_moment import Kind
 from node.optim.sharded.spread import Pieces
 from node.optim.step import Votes
-from node.optim.votes.form import Form
+from node.optim.votes.payload import Form
 from protos.optimizer_config import SIZE_KEYS, OptimizerConfig, Section
 
 

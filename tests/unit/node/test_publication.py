@@ -10,7 +10,7 @@ import pytest
 
 from node.blobs import payloads
 from node.blobs.payloads import Payloads
-from node.overlay import streams
+from node.overlay import links
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm import publication, pushes
@@ -93,7 +93,7 @@ async def until(what: Any) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for an answer of DAN waits for longer than a test may take."""
     monkeypatch.setattr(pushes, "PUSH_PATIENCE_SECONDS", 1e6)
-    monkeypatch.setattr(streams, "STREAM_OPEN_SECONDS_MAX", 1e6)
+    monkeypatch.setattr(links, "STREAM_OPEN_SECONDS_MAX", 1e6)
 
 
 async def test_votes_are_published_though_a_neighbour_does_not_answer(tmp_path: Path) -> None:

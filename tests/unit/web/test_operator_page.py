@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.store import logins
-from coordinator.store.logins import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
+from coordinator.store import home_files
+from coordinator.store.home_files import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
 from coordinator.web import requests
 from coordinator.web.__main__ import Child, line_of
 from coordinator.web.requests import (
@@ -90,7 +90,7 @@ class Site:
     token: str = ""
 
     def link(self) -> str:
-        return logins.make(self.home, self.wall.now)
+        return home_files.make(self.home, self.wall.now)
 
     async def get(self, path: str, **headers: str) -> Got:
         return await asyncio.to_thread(self._sent, "GET", path, None, headers)
