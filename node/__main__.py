@@ -15,10 +15,10 @@ from node.commands.audit_folder import audit_folder
 from node.commands.control import finish, leave, me, pause, resume, set_
 from node.commands.copies import export
 from node.commands.evaluate import evaluate
-from node.commands.gone import GONE, owner, push
 from node.commands.join import anchor, join
 from node.commands.options import (
     EXIT_CODES,
+    HIDDEN,
     AllowCode,
     AllowLeftOut,
     InviteLink,
@@ -29,6 +29,8 @@ from node.commands.options import (
     Verbose,
     link_from,
     need_node_extra,
+    owner,
+    push,
     with_settings,
 )
 from node.commands.public_runs_view import runs
@@ -65,7 +67,7 @@ _command(READ_A_RUN)(evaluate)
 _command(OPERATE)(anchor)
 app.add_typer(dataset.app, name="data", rich_help_panel=OPERATE)
 for gone, said in (("push", push), ("owner", owner)):
-    app.command(gone, **GONE)(said)
+    app.command(gone, **HIDDEN)(said)
 
 
 @_command(RUN_A_PEER)
@@ -141,7 +143,7 @@ def web(
 ) -> None:
     """Show runs in a browser: figures, peers, ledger, and a log that the browser checks itself. Joins nothing."""
     configure_logging(as_json=as_json)
-    from node.commands.web import web as show_page
+    from node.commands.status import web as show_page
 
     show_page(invites, listen, host or (), as_json=as_json)
 
@@ -155,9 +157,9 @@ def export_page(
 ) -> None:
     """Write the web page of a run as files, for any host of files. The browser checks the log there, too."""
     configure_logging(as_json=as_json)
-    from node.commands.web import export
+    from node.commands.status import export_files
 
-    export(invite, folder, as_json=as_json)
+    export_files(invite, folder, as_json=as_json)
 
 
 @_command(OPERATE)

@@ -183,7 +183,7 @@ def is_map(config: BaseConfig, place: ParameterPlace) -> bool:
 class Base:
     """A base optimizer over the buffer of a layout. If it is `chunkwise`, it has no state, and callers use `direct_chunks`.
 
-    `chunks`: how many of the layout's chunks are here, if not all (`sharded`). Then the caller calls `advance` and `finish`.
+    `chunks`: how many of the chunks are here, if not all (`sharded_demo`). The caller then calls `advance` and `finish`.
     Raises `ValueError` for a matrix that Muon cannot orthogonalise.
     """
 

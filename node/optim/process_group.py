@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from node.optim.sharded.demo import ShardedDeMo
+    from node.optim.sharded_demo import ShardedDeMo
 
 WeakGroup = weakref.ref[dist.ProcessGroup]
 

@@ -17,9 +17,8 @@ from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_s
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
-from node.overlay.daemon import FAILURES, Daemon
+from node.overlay.daemon import FAILURES, Daemon, Tasks
 from node.overlay.reach import Remote
-from node.overlay.tasks import Tasks
 from protos.address import usable
 from protos.errors import NetworkError
 from protos.identity import peer_id

@@ -22,16 +22,15 @@ from node.optim.demo import DeMoConfig
 from node.optim.layout import Layout
 from node.optim.local import LocalConfig
 from node.optim.second_moment import counts_of, whole_squares
-from node.optim.sharded.demo import ShardedDeMo
-from node.optim.sharded.spread import PIECE_ELEMENTS, Pieces, whole
+from node.optim.sharded_demo import ShardedDeMo
+from node.optim.spread import PIECE_ELEMENTS, Pieces, whole
 from node.optim.step import Votes
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
 from node.optim.voting import check_state
 from node.ranks.channel import Channel, RankLost, lost_ranks
-from node.ranks.follow import AGREED
 from node.ranks.launch import Launch, rank_device
-from node.ranks.shard import BUFFERS, COMMANDS, Order, RankShard
+from node.ranks.shard import AGREED, BUFFERS, COMMANDS, Order, RankShard
 from node.training.maker import GradientMaker
 from node.training.replica import BASE_PREFIX, Replica
 from protos.assignment import Range

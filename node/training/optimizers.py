@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from node.optim.base import BaseConfig
+from node.optim.coefficient_payload import PaperForm
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.layout import Layout, Source
 from node.optim.local import LocalConfig
-from node.optim.paper.coefficient_payload import PaperForm
-from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.paper_demo import PaperConfig, PaperDeMo
 from node.optim.second_moment import Kind
-from node.optim.sharded.spread import Pieces
+from node.optim.spread import Pieces
 from node.optim.step import Votes
 from node.optim.votes.payload import Form
 from protos.optimizer_config import SIZE_KEYS, OptimizerConfig, Section

@@ -19,7 +19,7 @@ from node.optim.demo import DeMo, DeMoConfig
 from node.optim.exact import transforms
 from node.optim.layout import Layout, named_tensors
 from node.optim.local import LocalConfig, LocalSteps
-from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.paper_demo import PaperConfig, PaperDeMo
 from node.optim.parameter_groups import author_of
 from node.optim.step import as_tensor, spend
 from node.optim.tiles import look_ahead

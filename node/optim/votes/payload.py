@@ -31,7 +31,7 @@ from node.optim.votes.values import Grid
 
 
 class Form(Protocol):
-    """`payload.Format`, or `paper.form.PaperForm`. `chunks` is the layout's; a format may have its own and not look at it."""
+    """`payload.Format`, or `PaperForm`. `chunks` is the layout's; a format may have its own and not look at it."""
 
     @property
     def sizes(self) -> tuple[int, ...]:

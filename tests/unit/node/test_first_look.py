@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from coordinator.commands.checking import findings_of
 from node.commands.model_layout import layout_of
 from node.data.tokenizer import ByteTokenizer
-from node.export.first_look import first_look, other_loss, versions
+from node.export.model_folder import first_look, other_loss, versions
 from node.model.spec import ModelError, ModelSpec
 from protos.model_config import ModelConfig, ReferenceLoss
 from protos.run_config import RunConfig, config_from_json

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from node.optim.base import TABLES, BaseConfig
 from node.optim.demo import DeMoConfig
 from node.optim.local import LocalConfig
-from node.optim.paper.demo import PaperConfig
+from node.optim.paper_demo import PaperConfig
 from protos.optimizer_config import BaseOptimizerConfig, LocalStepsConfig, OptimizerConfig
 
 OF_THE_REFERENCE = {"beta", "beta2"}

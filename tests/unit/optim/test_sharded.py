@@ -20,8 +20,8 @@ from node.optim.base import BY_CHUNKS, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.local import LocalConfig, LocalSteps
-from node.optim.sharded.demo import ShardedDeMo
-from node.optim.sharded.spread import whole
+from node.optim.sharded_demo import ShardedDeMo
+from node.optim.spread import whole
 from node.optim.step import NonFiniteGradient
 from node.optim.torch_optimizer import DeMoOptimizer
 from node.optim.votes.groups import NotANumber

@@ -37,9 +37,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from node.optim.coefficient_payload import VALUE_BITS, Cut, PaperForm, Spoken
 from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
-from node.optim.paper.coefficient_payload import VALUE_BITS, Cut, PaperForm, Spoken
 from node.optim.run_settings import RUN, check
 from node.optim.step import NonFiniteGradient, Votes, apply_update, as_tensor, clip_scale, exact_float32, total_norm
 from node.optim.votes.groups import NotANumber

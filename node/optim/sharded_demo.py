@@ -27,7 +27,7 @@ from node.optim.dtensor import is_dealt, is_dtensor
 from node.optim.laid_out import LaidOut
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace, kinds_of, named_tensors
 from node.optim.second_moment import SecondMoment, local_part
-from node.optim.sharded.spread import Pieces, Spread, checked, fill_share, matrix_of
+from node.optim.spread import Pieces, Spread, checked, fill_share, matrix_of
 from node.optim.step import (
     NonFiniteGradient,
     Votes,
