@@ -19,7 +19,7 @@ from rich.text import Text
 
 from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, signing
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, option, settings
-from coordinator.commands.recipes import RECIPES, run_toml
+from coordinator.commands.planning import MODELS, run_toml
 from coordinator.store import home_files
 from coordinator.store.home_files import PageAddress
 from protos import toml_file
@@ -197,7 +197,7 @@ def create(
 def run_example(
     everything: Annotated[bool, typer.Option("--all", help="Every key, not only those that people set.")] = False,
     model: Annotated[
-        str | None, typer.Option("--for", metavar="MODEL", help=f"A file for {', '.join(RECIPES)}.")
+        str | None, typer.Option("--for", metavar="MODEL", help=f"A file for {', '.join(MODELS)}.")
     ] = None,
 ) -> None:
     """Print a run.toml: the keys that people set, their defaults and what they do. Save it, change it, and create the run."""

@@ -8,14 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
-from coordinator.commands.recipes import RECIPES, run_toml, tokens_a_second
+from coordinator.commands.planning import MODELS, run_toml, tokens_a_second
 from protos.errors import OperatorError
 from protos.run_config import RunConfig
 
 PARAMETERS = {"gpt2-124m": 124_439_808, "smollm2-360m": 361_821_120, "llama-3.2-1b": 1_235_814_400}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", MODELS)
 def test_each_is_a_run_of_20_tokens_a_parameter(name: str) -> None:
     config = RunConfig.model_validate(tomllib.loads(run_toml(name)))
     assert config.name == name
@@ -25,12 +25,12 @@ def test_each_is_a_run_of_20_tokens_a_parameter(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2-124m", *(pytest.param(name, marks=pytest.mark.nightly) for name in [*RECIPES][1:])]
+    "name", ["gpt2-124m", *(pytest.param(name, marks=pytest.mark.nightly) for name in [*MODELS][1:])]
 )
 def test_run_check_says_what_each_takes(name: str, tmp_path: Path) -> None:
     """With bytes for its tokenizer, which would come from the hub."""
     file = tmp_path / "run.toml"
-    file.write_text(run_toml(name).replace(RECIPES[name].tokenizer, "bytes"))
+    file.write_text(run_toml(name).replace(MODELS[name].tokenizer, "bytes"))
     done = CliRunner().invoke(command.app, ["run", "check", str(file), "--json"])
     assert done.exit_code == 0, done.output
     values = json.loads(done.stdout)
