@@ -27,7 +27,7 @@ from node.optim.laid_out import LaidOut
 from node.optim.layout import CHUNK_SIDE, Layout, Source, kinds_of, trainable_tensors
 from node.optim.run_settings import RUN, check
 from node.optim.second_moment import Kind, SecondMoment
-from node.optim.step import Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32
+from node.optim.step import Contributions, Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32
 from node.optim.tiles import look_ahead
 from node.optim.votes import bits
 from node.optim.votes import groups as votes
@@ -334,11 +334,7 @@ class DeMo(Voting):
 
     @torch.no_grad()
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
         """Move the parameters by the votes of a log entry, `(size, payload)` each, at its learning rate, for its `step`.
 

@@ -41,7 +41,16 @@ from node.optim.coefficient_payload import VALUE_BITS, Cut, PaperForm, Spoken
 from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
 from node.optim.run_settings import RUN, check
-from node.optim.step import NonFiniteGradient, Votes, apply_update, as_tensor, clip_scale, exact_float32, total_norm
+from node.optim.step import (
+    Contributions,
+    NonFiniteGradient,
+    Votes,
+    apply_update,
+    as_tensor,
+    clip_scale,
+    exact_float32,
+    total_norm,
+)
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.topk import SIZES
 from node.optim.voting import ParameterState, check_state, private_state
@@ -243,11 +252,7 @@ class PaperDeMo:
 
     @torch.no_grad()
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
         """Move the parameters by the votes of a log entry, `(k, payload)` each, at its learning rate; the rest has no effect.
 

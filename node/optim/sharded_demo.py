@@ -29,6 +29,7 @@ from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace
 from node.optim.second_moment import SecondMoment, local_part
 from node.optim.spread import Pieces, Spread, checked, fill_share, matrix_of
 from node.optim.step import (
+    Contributions,
     NonFiniteGradient,
     Votes,
     accumulate,
@@ -262,11 +263,7 @@ class ShardedDeMo(Voting):
 
     @torch.no_grad()
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
         """As `DeMo.apply`, each rank for its own shard; the same bits as on one device."""
         lr = exact_float32(lr)

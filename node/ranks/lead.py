@@ -24,7 +24,7 @@ from node.optim.local import LocalConfig
 from node.optim.second_moment import counts_of, whole_squares
 from node.optim.sharded_demo import ShardedDeMo
 from node.optim.spread import PIECE_ELEMENTS, Pieces, whole
-from node.optim.step import Votes
+from node.optim.step import Contributions, Votes
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
 from node.optim.voting import check_state
@@ -189,11 +189,7 @@ class LedDeMo:
         self._lead.do("settle", accepted)
 
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
         """See `DeMo`."""
         self._lead.do("apply", list(contributions), lr, step, list(authors))

@@ -36,7 +36,7 @@ from node.optim.local import LocalConfig, LocalSteps
 from node.optim.second_moment import local_part
 from node.optim.sharded_demo import ShardedDeMo
 from node.optim.spread import Spread
-from node.optim.step import NonFiniteGradient, Votes
+from node.optim.step import Contributions, NonFiniteGradient, Votes
 from node.optim.votes.groups import NotANumber, VotesError
 from node.ranks.channel import Channel, lost_ranks
 from node.ranks.launch import Launch, rank_device
@@ -135,11 +135,7 @@ class RankShard:
         self.demo.settle(accepted)
 
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
         """See `DeMo`."""
         self.demo.apply(contributions, lr, step, authors)

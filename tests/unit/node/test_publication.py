@@ -23,6 +23,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.tick import Tick
 from protos.v1 import update_pb2
+from tests.waiting import until
 
 RUN = b"r" * 32
 ADA, BOB, DAN = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
@@ -81,12 +82,6 @@ def open_step(ada: Session, step: int) -> None:
 async def published(ada: Session, step: int, data: bytes) -> None:
     async with asyncio.timeout(SECONDS_MAX):
         await ada.publish(data, update_pb2.Announcement(step=step, parent_hash=RUN, loss=1.0))
-
-
-async def until(what: Any) -> None:
-    async with asyncio.timeout(SECONDS_MAX):
-        while not what():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)

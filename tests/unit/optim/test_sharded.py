@@ -3,7 +3,6 @@
 Then one of two ranks alone, with every base: its parameters and base state against a whole model that is given the same votes.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,15 +224,6 @@ def alone(name: str, method: dict[str, Any]) -> list[str]:
             demo.apply(entry, lr)
         digests.append(state_digest(demos[0].parameters).hex())
     return digests
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the ranks have: more threads add up a product in another order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.long
