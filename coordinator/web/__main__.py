@@ -29,7 +29,7 @@ from protos.safe_path import python_command
 from protos.signals import heeded
 from protos.text import as_line, print_json
 
-MODULE: Final = "node.operator_page"
+MODULE: Final = "node.operator_page.page_routes"
 REQUEST_BYTES_MAX: Final = 1 << 20
 """A request with a run.toml of 64 Ki characters, each escaped in JSON as 12 bytes."""
 NUMBER_DIGITS_MAX: Final = 15

@@ -5,6 +5,8 @@ runs that it serves no more. The end of stdin then ends the process, so a page n
 
 `export_page` writes the page of a finished run as files, for any host of files: the same page, with the answers of the API
 beside it. The browser checks the exported log as it checks a served one. The folder has no program of a server.
+
+`python -m node.web.serve` shows the runs that come on stdin: a coordinator starts it; people run `swarmentum web`.
 """
 
 from __future__ import annotations
@@ -18,20 +20,23 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import structlog
+import typer
 
 from node.web import answers, views
 from node.web.answers import Answer
 from node.web.api_routes import POINTS_MAX, STATIC, app_of
 from node.web.followed import Followed
-from node.web.server import Channels, listening, message, raise_descriptors, server_of, url_of
+from node.web.server import LISTEN, Channels, listening, message, raise_descriptors, server_of, url_of
+from protos.console import configure_logging, exit_with
 from protos.disk import writing
 from protos.errors import NetworkError, OperatorError
 from protos.invite import COORDINATORS_MAX, Invite
 from protos.limits import ADDRESS_BYTES_MAX, INVITE_BYTES_MAX
 from protos.signals import heeded
+from protos.text import print_json
 
 RUNS_MAX: Final = 64
 PUBLISH_SECONDS: Final = 1.0
@@ -302,3 +307,27 @@ def _log(run: Followed, folder: Path) -> None:
         firsts.append(first)
         first = last + 1
     (folder / "index.json").write_text(json.dumps(firsts), encoding="utf-8")
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def page(
+    listen: Annotated[str, typer.Option(help="host:port of the page.")] = LISTEN,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name under which browsers find the page; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Log JSON.")] = False,
+) -> None:
+    """Show the runs whose invites come on stdin, one line of JSON each, until stdin ends."""
+    configure_logging(as_json=as_json)
+
+    def ready(url: str) -> None:
+        print_json({"event": "serving", "url": url})
+
+    asyncio.run(serve((), listen, host or (), ready, from_stdin=True))
+
+
+if __name__ == "__main__":
+    exit_with(app)
