@@ -136,7 +136,6 @@ def _when(ticket: ticket_pb2.Ticket) -> str:
     return datetime.fromtimestamp(ticket.expires_unix_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-ANCHOR_LABEL = "anchor"
 ANCHOR_USES = 4
 anchor_app = typer.Typer(
     help="Make links for anchors: processes that only apply entries, and whose reports on the state count.",
