@@ -18,13 +18,16 @@ import statistics
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from node.blobs.audience import Audience, ServedStream
-from node.overlay.host import Host
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
 from protos.limits import HASH_BYTES
 from protos.v1 import update_pb2
+
+if TYPE_CHECKING:
+    from node.overlay.host import Host
 
 BURST_SECONDS = 0.25
 """A direction that was quiet may send so much at once, beside the bytes that it is asked for."""
