@@ -66,13 +66,15 @@ class Counted:
     """Activation bytes of one sample; None: not known."""
     short: Callable[[], int | None] = lambda: None
     """Counts the same with bf16 weights and activations."""
+    casts: bool = True
+    """A card computes in bf16."""
 
     def need(self, config: RunConfig, *, trains: bool = True, ranks: int = 1, memory: Memory = "full") -> Need:
         """What the run needs of a peer."""
         sample = self.short() if memory == "host" else self.sample
         return needs.need_of(
             self.size, config.optimizer, sample, trains=trains, ranks=ranks, memory=memory,
-            samples=config.clock.batch_samples, checks=config.trust.enabled,
+            samples=config.clock.batch_samples, checks=config.trust.enabled, casts=self.casts,
         )  # fmt: skip
 
 
@@ -82,10 +84,13 @@ def counted(config: RunConfig, settings: PeerSettings, *, trains: bool = True, r
     size = size_of(spec)
     if size is None:
         return None
+    casts = settings.precision != "fp32"
     # the ranks of a peer share the activations in ways of their own
     if not trains or ranks > 1:
-        return Counted(size, None)
-    return Counted(size, sample_bytes(spec, config, settings), lambda: sample_bytes(spec, config, settings, short=True))
+        return Counted(size, None, casts=casts)
+    return Counted(
+        size, sample_bytes(spec, config, settings), lambda: sample_bytes(spec, config, settings, short=True), casts
+    )
 
 
 def sample_bytes(spec: ModelSpec, config: RunConfig, settings: PeerSettings, *, short: bool = False) -> int | None:

@@ -107,9 +107,9 @@ def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts
     facts = LayoutFacts(layout.digest().hex(), count, votes, payload)
     if found is None:
         return facts
-    need = found.need(config)
+    need = found.need(config).on("cuda")
     sparing = settings.model_copy(update={"memory": "small", "activation_checkpointing": True, "compile": False})
-    least = replace(found, sample=0).need(config, memory="small")
+    least = replace(found, sample=0).need(config, memory="small").on("cuda")
     own = spec_of(config)
     short = sample_bytes(own, config, sparing, short=True)
     host = replace(found, short=lambda: short).need(config, memory="host")

@@ -2,7 +2,7 @@
 
 A base's state is part of the replicated state, so it must have the same bits everywhere. Arithmetic by element is one
 operation at a time, and each is rounded once as IEEE 754 says. A base uses no fused multiply-add and no library's power
-function. A base uses only `sqrt` and `/`, which are correctly rounded on CPUs and CUDA. Metal's are not, and its fused
+function, and no root of torch's (`exact.roots`). Its `/` is correctly rounded on CPUs and CUDA. Metal's is not, and its fused
 operations cannot be recognised, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole numbers
 (`orthogonal`).
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from node.optim.exact.chunkwise import orthogonal_chunks
 from node.optim.exact.orthogonal import SIDE_MAX, orthogonalised
+from node.optim.exact.roots import ExactRoots, root_
 from node.optim.exact.smallest import flush
 from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, ParameterPlace
 from node.optim.run_settings import BASE, check
@@ -154,8 +155,8 @@ def given(name: str, function: Function, buffers: tuple[str, ...] = ()) -> BaseC
 
     Replicas stay equal if the function works element by element, one correctly rounded operation at a time. It may use `mul`,
     `add` (without `alpha`), `sub`, `div`, `sqrt`, `sign` and `maximum`. It must not use `addcmul`, `lerp`, `pow`, `exp` or a
-    matrix product. It must give zero for an aggregate and a state of zeros, so that parameters without a gradient stay. Raises
-    `ValueError` for a name that is taken.
+    matrix product. It always computes on a CPU, with roots that are correctly rounded. It must give zero for an
+    aggregate and a state of zeros, so that parameters without a gradient stay. Raises `ValueError` for a name that is taken.
     """
     if name in get_args(BaseName) or not name.isidentifier():
         raise ValueError(
@@ -303,19 +304,20 @@ class Base:
                 momentum = self.state["momentum"][tile]
                 flush(momentum.mul_(beta1).add_(part.mul(rest1)))
                 part = momentum.mul(first)
-            update[tile] = part / square.mul(second).sqrt_().add_(eps)
+            update[tile] = part / root_(square.mul(second)).add_(eps)
 
     def _given(self, update: Tensor) -> None:
         assert self.config.function is not None
         for tile in self._tiles(update):
-            state = {name: self.state[name][tile] for name in self.config.buffers}
-            moved = self.config.function(update[tile].clone(), state, self.count)
+            state = {name: self.state[name][tile].cpu() for name in self.config.buffers}
+            with ExactRoots():  # type: ignore[no-untyped-call]
+                moved = self.config.function(update[tile].to("cpu", copy=True), state, self.count)
             if moved.shape != update[tile].shape or moved.dtype != torch.float32:
                 raise ValueError(
                     f"base {self.config.name!r} gave {moved.dtype} {tuple(moved.shape)}, not fp32 {tuple(update[tile].shape)}"
                 )
-            for buffer in state.values():
-                flush(buffer)
+            for name, buffer in state.items():
+                self.state[name][tile] = flush(buffer)
             update[tile] = flush(moved)
 
     def _muon(self, update: Tensor) -> None:

@@ -17,8 +17,8 @@ TILE_CHUNKS_CPU = 256
 """Chunks handled at a time on a CPU: 4 MiB of fp32, so that a tile and its scratch stay in the last cache level. On 2 cores of
 an EPYC with 32 MiB of level 3, with 50M parameters, 192 to 512 were equal within noise, and faster than 32 to 128."""
 
-TILE_CHUNKS_DEVICE = 8192
-"""Chunks handled at a time elsewhere: 128 MiB of fp32, enough work for a launch, little memory beside the model."""
+TILE_CHUNKS_DEVICE = 2048
+"""Chunks handled at a time elsewhere: 32 MiB of fp32, enough work for a launch, little memory beside the model."""
 
 
 def tile_chunks(device: torch.device) -> int:

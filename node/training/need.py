@@ -63,6 +63,9 @@ class Need:
     """Main memory for two transformed gradients, by which the peer checks votes (node/training/vote_checks.py)."""
     small: bool = False
     """The peer saves memory: copies go to the disk."""
+    casts: int = 0
+    """On a card: copies of the weights in bf16, which a pass in bf16 makes. Measured on an H200 (`python -m tests.bench size
+    --device cuda`)."""
     host: int = 0
     """With `memory = host`: main memory for what is else in `state`."""
     stores: bool = True
@@ -88,7 +91,7 @@ class Need:
     def on(self, device: str) -> Need:
         """With what lies in the main memory counted, if the device computes there."""
         if device.startswith("cuda"):
-            return replace(self, gradients=0) if self.host else self
+            return replace(self, gradients=0) if self.host else replace(self, state=self.state + self.casts)
         beside = self.copies + self.heap + self.checks + self.host
         return replace(self, state=self.state + beside, gradients=self.gradients * 3 // 2)
 
@@ -113,9 +116,11 @@ def need_of(
     memory: Memory = "full",
     samples: int = 0,
     checks: bool = False,
+    casts: bool = True,
 ) -> Need:
     """`sample`: activation bytes of one sample. `ranks`: devices of this peer, which share the state. The means of a factored
-    second moment are not counted. `samples`: the most of a step. `checks`: of other peers' votes."""
+    second moment are not counted. `samples`: the most of a step. `checks`: of other peers' votes. `casts`: a card
+    computes in bf16."""
     one = BYTES_A_NUMBER * size.parameters
     base, private = one, one  # parameters; momentum
     second = kind_of(memory, optimizer)
@@ -138,6 +143,7 @@ def need_of(
     return Need(
         size.parameters, size.model_bytes, -(-state // ranks), sample, base, private, host=host,
         gradients=BYTES_A_SHORT * size.parameters if joins and trains else 0, samples=samples, small=small,
+        casts=BYTES_A_SHORT * size.parameters // ranks if casts and memory != "host" and trains else 0,
         heap=int(HEAP_BYTES_A_PARAMETER * size.parameters) if small else 0, checks=2 * one if checks and trains else 0,
     )  # fmt: skip
 

@@ -77,6 +77,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help=f"windows that are reported (default {HELD_OUT})",
     )
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument("--device", default="cpu", help="of torch, such as cuda: bf16 forward passes (default cpu)")
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
@@ -88,7 +89,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     result: dict[str, object] = {
         "params": parameter_count(build(model_spec(options.width, options.layers, options.context), seed=0)),
         **{name: getattr(options, name) for name in (*SHAPE, "seeds", "lrs", "grow")},
-        "backend": f"torch {torch.__version__} cpu",
+        "backend": f"torch {torch.__version__} {options.device}",
         "threads": options.threads,
         "runs": str(options.out / "runs.jsonl"),
     }
@@ -185,7 +186,19 @@ def beyond(grid: Mapping[float, Outcome]) -> float | None:
     return best * 2 if best == max(grid) else None
 
 
-SHAPE: Final = ("steps", "schedule", "warmup", "peers", "batch", "context", "width", "layers", "validation", "held_out")
+SHAPE: Final = (
+    "steps",
+    "schedule",
+    "warmup",
+    "peers",
+    "batch",
+    "context",
+    "width",
+    "layers",
+    "validation",
+    "held_out",
+    "device",
+)
 
 
 def filed(path: Path) -> dict[str, Outcome]:

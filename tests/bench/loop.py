@@ -168,15 +168,20 @@ def _memory_and_disk(swarm: LocalSwarm, parameters: int) -> dict[str, Any]:
 
 def peak_bytes(pid: int) -> int:
     """Of the command, which the guard is the parent of, or is."""
-    peak = 0
+    return max(processes_of(pid).values(), default=0)
+
+
+def processes_of(pid: int) -> dict[int, int]:
+    """A process and its children -> the most memory that each had."""
+    found = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
         except OSError:
             continue
-        if int(fields["Pid"]) == pid or int(fields["PPid"]) == pid:
-            peak = max(peak, int(fields.get("VmHWM", "0 kB").split()[0]) * 1024)
-    return peak
+        if pid in (int(fields["Pid"]), int(fields["PPid"])):
+            found[int(fields["Pid"])] = int(fields.get("VmHWM", "0 kB").split()[0]) * 1024
+    return found
 
 
 def _join(swarm: LocalSwarm, step_s: float) -> dict[str, Any]:

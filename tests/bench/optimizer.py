@@ -49,11 +49,11 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     base = BaseConfig(options.base, block=options.block, iterations=options.iterations, output=options.output)
     config = DeMoConfig(selection=options.selection, group_size=options.group_size, beta2=options.beta2, base=base)
     DeMo([("small", nn.Parameter(torch.zeros(64, 64, device=options.device)))], config)  # imports and compiles
-    start = memory_bytes("VmRSS")
+    start = _taken(options.device)
     demo = DeMo(named, config)
     payload_bytes = demo.form.body_bytes(demo.layout.chunks, config.size)
     entry = contributions(payload_bytes, options.peers, config.size)
-    peak = peak_bytes(demo_step(demo, entry))
+    peak = peak_bytes(demo_step(demo, entry), options.device)
     with mock.patch.dict(os.environ, {BACKEND_VARIABLE: "torch"}):
         portable = DeMo(named, config)
     weights = [tensor for _, tensor in named]
@@ -93,8 +93,21 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def peak_bytes(step: dict[str, Callable[[], object]]) -> int | None:
-    """The most memory that this process held during one step; None where Linux does not say."""
+def _taken(device: str) -> int | None:
+    return torch.cuda.memory_allocated(device) if _is_card(device) else memory_bytes("VmRSS")
+
+
+def _is_card(device: str) -> bool:
+    return torch.device(device).type == "cuda"
+
+
+def peak_bytes(step: dict[str, Callable[[], object]], device: str) -> int | None:
+    """The most memory that this process held during one step, on a card of that; None where Linux does not say."""
+    if _is_card(device):
+        torch.cuda.reset_peak_memory_stats(device)
+        for action in step.values():
+            action()
+        return torch.cuda.max_memory_allocated(device)
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
     except OSError:
@@ -149,7 +162,7 @@ def demo_step(demo: DeMo, entry: list[tuple[int, bytes]]) -> dict[str, Callable[
 
 
 def synchronised(action: Callable[[], object], device: str) -> Callable[[], object]:
-    if torch.device(device).type != "cuda":
+    if not _is_card(device):
         return action
     return lambda: (action(), torch.cuda.synchronize())
 

@@ -9,11 +9,14 @@ import argparse
 import os
 import statistics
 import tempfile
+import threading
 import tomllib
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import pynvml
 import torch
 
 from node.admission import fit
@@ -24,12 +27,16 @@ from tests.system.local_swarm import TINY_MODEL, LocalSwarm
 
 MODES: Final = ("full", "small", "host")
 WAIT_SECONDS_MAX: Final = 1800.0
+LOOK_SECONDS: Final = 0.02
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--params", type=int, nargs="+", default=[25_000_000], help="sizes, about (default 25 million)")
     parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES), help="`memory` of both peers")
     parser.add_argument("--every", type=int, default=8, help="steps from one snapshot to the next (default 8)")
+    parser.add_argument(
+        "--device", default="cpu", help="of both peers, such as cuda:0: the peak is the card's (default cpu)"
+    )
     parser.add_argument("--snapshots", type=int, default=2, help="snapshots within the measured steps (default 2)")
 
 
@@ -43,7 +50,7 @@ def _row(count: int, mode: str, empty: int, options: argparse.Namespace) -> dict
     model, parameters = loop.model_of(count)
     found = _peak(mode, model, options)
     above = (found["peak_bytes"] - empty) / parameters
-    planned = planned_bytes(mode, found.pop("run_toml")) / parameters
+    planned = planned_bytes(mode, found.pop("run_toml"), options.device) / parameters
     return {
         "params": parameters,
         "mode": mode,
@@ -54,31 +61,35 @@ def _row(count: int, mode: str, empty: int, options: argparse.Namespace) -> dict
     }
 
 
-def planned_bytes(mode: str, run_toml: str) -> float:
-    """Bytes that the planner counts for a peer on a CPU: state, copies for the disk, and activations."""
+def planned_bytes(mode: str, run_toml: str, device: str) -> float:
+    """Bytes that the planner counts for a peer on a device: of a CPU, with copies for the disk."""
     config = RunConfig.model_validate(tomllib.loads(run_toml))
     settings = PeerSettings.model_construct(**{**PeerSettings.model_construct().model_dump(), "memory": mode})
     model = fit.counted(config, settings)
     assert model is not None, "a Llama can be counted"
-    need = model.need(config, memory=fit.memories_of(config, settings, torch.device("cpu"))[0]).on("cpu")
+    need = model.need(config, memory=fit.memories_of(config, settings, torch.device(device))[0]).on(device)
     return need.memory(min(settings.micro_batch, config.clock.batch_samples))
 
 
 def _peak(mode: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
     """The larger peak of two peers that made some steps, snapshots and saved momenta; median seconds of a plain step."""
+    card = Card(options.device) if options.device.startswith("cuda") else None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with LocalSwarm(folder, loop.run_toml(model, loop.text_in(folder), options.every, len(loop.PEERS))) as swarm:
             for peer in loop.PEERS:
-                swarm.join(peer, environment={"SWARMENTUM_MEMORY": mode})
+                swarm.join(peer, environment={"SWARMENTUM_MEMORY": mode, "SWARMENTUM_DEVICE": options.device})
             last = options.every * (options.snapshots + 1) - 1  # the momentum after the last snapshot is saved
             for peer in loop.PEERS:
                 swarm.wait_step(peer, last, WAIT_SECONDS_MAX)
-            peaks = [loop.peak_bytes(swarm.processes[peer].child.pid) for peer in loop.PEERS]
+            main = max(loop.peak_bytes(swarm.processes[peer].child.pid) for peer in loop.PEERS)
+            pids = [pid for peer in loop.PEERS for pid in loop.processes_of(swarm.processes[peer].child.pid)]
+            peak = main if card is None else card.stop(pids)
             seconds = _plain_steps(swarm, options.every, last)
             left_out = sum(loop.left_out(swarm, peer) for peer in loop.PEERS)
             text = (folder / "run.toml").read_text()
-    return {"peak_bytes": max(peaks), "step_s": seconds, "snapshots_left_out": left_out, "run_toml": text}
+    found = {"peak_bytes": peak, "main_bytes": main, "step_s": seconds, "snapshots_left_out": left_out}
+    return {**found, "run_toml": text}
 
 
 def _plain_steps(swarm: LocalSwarm, every: int, last: int) -> float:
@@ -89,3 +100,26 @@ def _plain_steps(swarm: LocalSwarm, every: int, last: int) -> float:
             if before % every and (before + every // 2) % every:
                 plain.append(times[step] - times[before])
     return round(statistics.median(plain), 3)
+
+
+class Card:
+    """Watches how much of a card's memory each process has."""
+
+    def __init__(self, device: str) -> None:
+        pynvml.nvmlInit()
+        self._card = pynvml.nvmlDeviceGetHandleByIndex(torch.device(device).index or 0)
+        self._peaks: dict[int, int] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(LOOK_SECONDS):
+            for found in pynvml.nvmlDeviceGetComputeRunningProcesses(self._card):
+                self._peaks[found.pid] = max(self._peaks.get(found.pid, 0), found.usedGpuMemory or 0)
+
+    def stop(self, pids: Collection[int]) -> int:
+        """The most bytes that one of these processes had."""
+        self._stopped.set()
+        self._thread.join()
+        return max((self._peaks.get(pid, 0) for pid in pids), default=0)

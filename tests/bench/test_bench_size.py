@@ -11,5 +11,5 @@ from tests.bench import loop, size
 def test_the_plan_of_a_mode_is_that_of_a_peer_on_a_cpu(mode: str, state: float) -> None:
     model, parameters = loop.model_of(1_000_000)
     text = loop.run_toml(model, Path("/nowhere"), 8, 2).replace("BOOTSTRAP", "")
-    planned = size.planned_bytes(mode, text) / parameters
+    planned = size.planned_bytes(mode, text, "cpu") / parameters
     assert state < planned < state + 8, "besides, activations of four samples"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from coordinator.clock import rules
 from node.data.samples import Samples
 from node.data.tokens import Tokens
+from node.model.device import autocast
 from node.model.sliced_loss import loss
 from node.model.spec import SMALL_LLAMA, ModelSpec, build, parameter_count
 from node.pictures import allreduce_bytes
@@ -30,8 +31,14 @@ Windows = npt.NDArray[np.int64]
 """[samples, context + 1] token ids."""
 
 VALIDATION_BATCH: Final = 64
-SIZES: Final[Mapping[str, tuple[int, int]]] = {"0.7M": (128, 3), "0.9M": (128, 4), "5M": (384, 3), "25M": (512, 7)}
-"""Name -> width and layers: 672,640, 885,888, 5,851,776 and 23,993,856 parameters."""
+SIZES: Final[Mapping[str, tuple[int, int]]] = {
+    "0.7M": (128, 3),
+    "0.9M": (128, 4),
+    "5M": (384, 3),
+    "25M": (512, 7),
+    "92M": (768, 12),
+}
+"""Name -> width and layers: 672,640, 885,888, 5,851,776, 23,993,856 and 92,218,368 parameters."""
 SCHEDULES: Final[Mapping[str, Callable[[float], float]]] = {
     "constant": lambda _: 1.0,
     "linear": lambda done: 1 - done,
@@ -61,6 +68,8 @@ class Run:
     data_sha256: str
     held_out: int
     """Windows that are reported."""
+    device: str = "cpu"
+    """A device other than a CPU computes the forward pass in bf16, as a peer there does."""
 
     @property
     def key(self) -> str:
@@ -127,7 +136,8 @@ def split(tokens: Tokens, run: Run) -> Split:
 def train(run: Run, parts: Split, advance: Callable[[], None] = lambda: None) -> Outcome:
     """One run from its seed: the same bits every time on one machine. Sample ranges of the peers never overlap."""
     start = time.perf_counter()
-    model = build(model_spec(run.width, run.layers, run.context), run.seed, context=run.context)
+    device = torch.device(run.device)
+    model = build(model_spec(run.width, run.layers, run.context), run.seed, context=run.context).to(device)
     training = METHODS[run.method].make(model, run.peers, **METHODS[run.method].settings)
     taken = [0] * run.peers
     sent = 0.0
@@ -136,15 +146,17 @@ def train(run: Run, parts: Split, advance: Callable[[], None] = lambda: None) ->
         first = (taken[peer] * run.peers + peer) * run.batch
         taken[peer] += 1
         model.zero_grad()
-        batch = torch.from_numpy(parts.samples.batch(first, first + run.batch))
-        loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        batch = torch.from_numpy(parts.samples.batch(first, first + run.batch)).to(device)
+        with autocast(device):
+            mean = loss(model, batch)
+        mean.backward()  # type: ignore[no-untyped-call]
 
     try:
         for step in range(run.steps):
             sent += training.step(backward, learning_rate(run, step))
             advance()
-        value = validation_loss(model, torch.from_numpy(parts.validation))
-        held_out = validation_loss(model, torch.from_numpy(parts.held_out))
+        value = validation_loss(model, torch.from_numpy(parts.validation).to(device))
+        held_out = validation_loss(model, torch.from_numpy(parts.held_out).to(device))
     except ArithmeticError:  # a gradient or a momentum that is not finite
         value = held_out = math.nan
     seconds = round(time.perf_counter() - start, 1)
@@ -181,5 +193,5 @@ def digest(model: nn.Module) -> str:
     """SHA-256 over every bit of the weights, hex."""
     hasher = hashlib.sha256()
     for parameter in model.parameters():
-        hasher.update(parameter.detach().numpy().tobytes())
+        hasher.update(parameter.detach().cpu().numpy().tobytes())
     return hasher.hexdigest()

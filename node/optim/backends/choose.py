@@ -5,17 +5,20 @@ All backends give the same parameters, bit for bit. The module imports numba or 
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from node.optim.aggregate import is_narrow
 from node.optim.backends.portable import Family, Mixed, Portable
-from node.optim.base import Base
+from node.optim.base import Base, BaseConfig
+from node.optim.exact import transforms
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.layout import Layout
@@ -120,7 +123,10 @@ class Taking(Backend, Protocol):
 
 
 BACKEND_VARIABLE = "SWARMENTUM_OPTIM_BACKEND"
-"""Environment variable that chooses the step's backend: `auto` (numba on a CPU, if it is installed) or one of them."""
+"""Environment variable that chooses the step's backend: `auto` (numba on a CPU if it is installed, Triton on a CUDA device
+if it gives torch's bits there) or one of them."""
+
+_log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "numba", "triton")
 
@@ -160,16 +166,78 @@ def choose(
         kernels = _kernels(layout, form, cap, base, narrow=narrow)
     if kernels is not None and chunkwise and (narrow or base.config.name == "sign"):
         return kernels
+    if (found := _triton(choice, layout, device, form, transform, base, cap)) is not None:
+        return found
     if not narrow or not chunkwise:
         family = Family(layout, device, tile_chunks(device), form, transform, base, cap)
         return family if kernels is None else Mixed(kernels, family)
+    return Portable(layout, device, tile_chunks(device), base)
+
+
+def _triton(
+    choice: str, layout: Layout, device: torch.device, form: Format, transform: Transform, base: Base, cap: int
+) -> Backend | None:
+    """Triton's kernels, if they are asked for or serve here, and there are any for the method. Raises `ValueError`."""
+    signs = form.grid is SIGN and not form.scaled and form.selection != "topk"
+    if not signs or transform.name != "dct" or not base.config.chunkwise:
+        return None
     if choice == "triton":
         if find_spec("triton") is None:
             raise ValueError(f"{BACKEND_VARIABLE} is triton, which is not installed: it comes with torch for CUDA")
+        return made_of_triton(layout, device, form, base, cap)
+    if choice != "auto" or device.type != "cuda" or torch.version.hip or find_spec("triton") is None:
+        return None
+    return made_of_triton(layout, device, form, base, cap) if triton_serves(device, form, base.config, cap) else None
+
+
+def made_of_triton(layout: Layout, device: torch.device, form: Format, base: Base, cap: int) -> Backend:
+    """Raises `ValueError` for a GPU that is too old."""
+    if form.plain and cap == VOTE_SUM_MAX:
         from node.optim.backends.triton import Triton
 
         return Triton(layout, device, base)
-    return Portable(layout, device, tile_chunks(device), base)
+    from node.optim.backends.triton_wide import TritonWide
+
+    return TritonWide(layout, device, base, form, cap)
+
+
+@functools.cache
+def triton_serves(device: torch.device, form: Format, config: BaseConfig, cap: int) -> bool:
+    """Whether Triton's kernels run on this device and move the parameters of a small layout as torch does.
+
+    They need a C compiler, and a driver that fits. Tells the log why they do not serve.
+    """
+    layout = Layout.of_shapes([(f"p{number}", shape) for number, shape in enumerate(TRIED)])
+    base = Base(config, layout, device)
+    start = [torch.linspace(-1, 1, shape.numel(), device=device).view(shape) for shape in map(torch.Size, TRIED)]
+    size, draw = form.sizes[len(form.sizes) // 2], Draw(b"", 1, (b"one",) if form.independent else ())
+    ballot = size, (bytes(range(256)) * layout.chunks * 4)[: form.body_bytes(layout.chunks, size)]
+    found = []
+    try:
+        tiles, dct = tile_chunks(device), transforms.named("dct")
+        narrow = is_narrow(form, dct, cap)
+        torch_way = (
+            Portable(layout, device, tiles, base) if narrow else Family(layout, device, tiles, form, dct, base, cap)
+        )
+        for way in (torch_way, made_of_triton(layout, device, form, base, cap)):
+            own = way.at(draw) if isinstance(way, Stepping) else way
+            parameters = [tensor.clone() for tensor in start]
+            own.apply([ballot], parameters, 0.5, 0.25)
+            momentum = layout.empty(device).zero_()
+            own.vote(start, momentum, 0.5, 1.0, size)
+            found.append([*parameters, momentum])
+    except Exception as error:  # noqa: BLE001 - whatever a compiler, a driver or a launch raises
+        _log.warning("%s: Triton's kernels do not run (%s); torch computes the optimizer's step, slower", device, error)
+        return False
+    (*moved, expected), (*others, momentum) = found
+    if not all(map(torch.equal, moved, others)) or not torch.allclose(momentum, expected, rtol=1e-3, atol=1e-4):
+        _log.warning("%s: Triton's kernels give other numbers than torch, which computes the optimizer's step", device)
+        return False
+    return True
+
+
+TRIED: Final = ((130, 200), (70,))
+"""Shapes that `triton_serves` tries: chunks of a core, strips and a vector."""
 
 
 def _kernels(layout: Layout, form: Format, cap: int, base: Base, *, narrow: bool) -> Fused | None:

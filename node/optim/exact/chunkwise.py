@@ -12,6 +12,7 @@ from torch import Tensor
 
 from node.optim.exact.dct import full_precision
 from node.optim.exact.orthogonal import COEFFICIENTS, ENTRY_MAX
+from node.optim.exact.roots import root_
 from node.optim.exact.smallest import SMALLEST
 from node.optim.layout import CHUNK_SIDE
 
@@ -58,8 +59,9 @@ def orthogonal_chunks(chunks: Tensor, iterations: int) -> Tensor:
         whole = gram.mul(less).round_()
         # A = whole * unit, and x = q * root
         if number == 0:
-            unit = whole.to(torch.float64).square_().sum((1, 2), keepdim=True).clamp_(min=1.0).sqrt_().reciprocal_()
-            root = unit.mul(less).sqrt_()
+            squares = whole.to(torch.float64).square_().sum((1, 2), keepdim=True)
+            unit = root_(squares.clamp_(min=1.0)).reciprocal_()
+            root = root_(unit.mul(less))
         else:
             root = scale.to(torch.float64).reciprocal_()
             unit = root.mul(root).div_(less)

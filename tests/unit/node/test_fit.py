@@ -108,17 +108,17 @@ def card(monkeypatch: pytest.MonkeyPatch, free: int, main: int, *, short: bool =
 
 def test_a_card_takes_the_first_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fit.counted(CONFIG, PeerSettings())
-    full, small, host = (model.need(CONFIG, memory=memory) for memory in ("full", "small", "host"))  # type: ignore[arg-type]
+    full, small, host = (model.need(CONFIG, memory=memory).on("cuda") for memory in ("full", "small", "host"))  # type: ignore[arg-type]
     plenty = 100 * full.memory(1)
-    for free, memory in ((full.memory(1), "full"), (small.memory(1), "small"), (host.on("cuda").memory(1), "host")):
+    for free, memory in ((full.memory(1), "full"), (small.memory(1), "small"), (host.memory(1), "host")):
         device = card(monkeypatch, free, plenty)
         assert fit.check(CONFIG, settings(tmp_path), tmp_path, device) == (1, memory)
     found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, device)
     assert found.why.endswith(" main memory, memory host (small does not fit)")
-    card(monkeypatch, host.on("cuda").memory(1) - 1, plenty)
+    card(monkeypatch, host.memory(1) - 1, plenty)
     with pytest.raises(OperatorError, match=r"one sample does not fit.*cuda"):
         fit.check(CONFIG, settings(tmp_path), tmp_path, device)
-    card(monkeypatch, host.on("cuda").memory(1), host.main(1) - 1)
+    card(monkeypatch, host.memory(1), host.main(1) - 1)
     with pytest.raises(OperatorError, match="the peer's state does not fit: with memory = host"):
         fit.check(CONFIG, settings(tmp_path), tmp_path, device)
 

@@ -71,15 +71,15 @@ def gradients(of: Replica, at_a_time: int = 8, parts: tuple[Range, ...] = PARTS)
     return of.whole_gradients()
 
 
-def of_short_model(model: nn.Module, at_a_time: int = 8) -> list[Tensor]:
+def of_short_model(model: nn.Module, at_a_time: int = 8, device: torch.device = CPU) -> list[Tensor]:
     """The same, the obvious way."""
-    own = short_copy(model, CPU)
+    own = short_copy(model, device)
     sums: list[Tensor] = []
     for rows in TEXT.micro_batches(PARTS, at_a_time):
-        with short():
-            mean = loss(own, torch.as_tensor(rows))
+        with autocast(device, "bf16"):
+            mean = loss(own, torch.as_tensor(rows).to(device))
         (mean * (1 if at_a_time == 8 else len(rows))).backward()
-        found = [parameter.grad.float() for parameter in own.parameters()]
+        found = [parameter.grad.float().cpu() for parameter in own.parameters()]
         sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
         own.zero_grad()
     return sums if at_a_time == 8 else [each / 8 for each in sums]
@@ -335,3 +335,24 @@ def test_checkpointing_is_the_copys_and_gives_its_gradient() -> None:
     assert not whole.model.layers[0].gradient_checkpointing
     with pytest.raises(OperatorError, match="activation_checkpointing: Plain has none"):
         maker(host(Plain(), activation_checkpointing=True)).ready(16)
+
+
+# ---- on a card -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("at_a_time", [8, 3])
+def test_on_a_card_gradients_are_those_of_the_weights_at_hand(at_a_time: int, behind: bool) -> None:
+    card = torch.device("cuda", 0)
+    model = build(ModelSpec({**TIED, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}), 1)
+    of = Replica(RUN, model, OptimizerConfig(), 128, second="factored", maker=HostMaker(model, card, behind=behind))
+    for step in range(6):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9 if step % 2 else 1.1)
+        of.mean_gradient(TEXT, PARTS, at_a_time, autocast(card, "bf16"), never)
+        for found, wanted in zip(of.whole_gradients(), of_short_model(model, at_a_time, card), strict=True):
+            assert found is not None
+            assert found.device.type == "cpu"
+            assert (found - wanted).norm() < 0.03 * wanted.norm() + 1e-9

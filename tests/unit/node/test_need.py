@@ -151,13 +151,14 @@ def test_a_peer_that_saves_memory_has_a_short_momentum_one_gradient_and_copies_o
     assert own.disk == 3 * 4000 + 2 * 2000 + own.snapshot + own.private
     assert whole.disk == 3 * 4000 + 2 * 8000
     assert own.on("cpu").state == own.state + own.heap == own.state + 500
-    assert own.on("cuda").state == own.state
+    assert own.on("cuda").state == own.state + own.casts == own.state + 2000, "bf16 copies of the weights"
     assert own.memory(8) == own.state
     assert own.memory(7) == own.state + 2000, "sums over micro-batches"
     assert own.on("cpu").memory(7) == own.state + 500 + 3000, "and what lies between"
     assert small(trains=False).state == 4040 + 2000
     assert small(trains=False).memory(1) == 4040 + 2000
     assert need_of(SIZE, optimizer(beta2=0), memory="small") == need_of(SIZE, optimizer(beta2=0))
+    assert need_of(SIZE, optimizer(), casts=False).casts == need_of(SIZE, optimizer(), trains=False).casts == 0
 
 
 @pytest.mark.parametrize(

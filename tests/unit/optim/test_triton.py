@@ -28,6 +28,13 @@ def peer(backend, size, beta2=0.0, base=BaseConfig()):
 REAL = BaseConfig("muon", block=64, iterations=3)
 SIGNS = BaseConfig("muon", block=64, iterations=2, output="sign")
 WAYS = ((8, 0.0), (16, 0.9), (32, 0.0, REAL), (64, 0.0), (128, 0.0, SIGNS), (128, 0.9))
+from node.optim.backends import choose
+from node.optim.votes.payload import Format
+SIGN = BaseConfig()
+for selection, cap, base in (("random", 7, REAL), ("random", 127, SIGN), ("independent", 2, SIGNS), ("slicing", 2, REAL),
+                             ("full", 2, SIGN), ("groups", 3, REAL)):
+    # what a GPU is asked before its kernels are used: as torch does it
+    assert choose.triton_serves(torch.device("cpu"), Format(selection), base, cap), selection
 for size, beta2, *base in WAYS:
     one, other, third = peer("triton", size, beta2, *base), peer("torch", size, beta2, *base), peer("torch", 128, 0.0, *base)
     for step in range(3):
@@ -112,7 +119,7 @@ import contextlib, io, json, re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from node.optim.backends import triton as triton_step
+from node.optim.backends import triton as triton_step, triton_kernels, triton_wide
 
 FORWARD = dict(addresses="*i64", rows="*i64", momentum="*fp32", basis="*fp32", table="*i32", codes="*u8", silent="*u8",
                broken="*i32", beta="fp32", step="fp32", squares="*i64", corrections="*i64", apart="*i64",
@@ -120,6 +127,12 @@ FORWARD = dict(addresses="*i64", rows="*i64", momentum="*fp32", basis="*fp32", t
                GROUPS="constexpr", GROUP_SIZE="constexpr", PRECISION="constexpr", DIVIDES="constexpr")
 INVERSE = dict(addresses="*i64", rows="*i64", ballots="*i64", silents="*i64", shifts="*i32", basis="*i8", count="i32",
                factor="fp32", lr="fp32", maps="*u8", DECAYS="constexpr", ITERATIONS="constexpr", SIGNS="constexpr")
+
+SHARED = {name: kind for name, kind in FORWARD.items() if name not in ("table", "codes", "GROUPS", "GROUP_SIZE")}
+DRAWN = SHARED | dict(order="*i32", moved="*i32", negative="*u8", COUNT="constexpr")
+WIDE = dict(addresses="*i64", rows="*i64", signs="*i64", silents="*i64", ranks="*i64", moves="*i64", shifts="*i32",
+            high="*i8", low="*i8", count="i32", cap="i32", factor="fp32", lr="fp32", maps="*u8", DRAWN="constexpr",
+            DECAYS="constexpr", ITERATIONS="constexpr", SIGNS="constexpr")
 
 def spilled(kernel, signature, constants, capability, **options):
     log = io.StringIO()
@@ -131,12 +144,17 @@ def spilled(kernel, signature, constants, capability, **options):
 for capability in (80, 86, 90, 100, 120):
     precision, warps = triton_step.forward_options(divmod(capability, 10))
     constants = {"GROUPS": 32, "GROUP_SIZE": 128, "PRECISION": precision, "DIVIDES": True}
-    forward = spilled(triton_step._vote, FORWARD, constants, capability, num_warps=warps, enable_fp_fusion=True)
+    forward = spilled(triton_kernels.vote, FORWARD, constants, capability, num_warps=warps, enable_fp_fusion=True)
     short = {**FORWARD, "momentum": "*bf16"}
-    forward += spilled(triton_step._vote, short, constants, capability, num_warps=warps, enable_fp_fusion=True)
+    forward += spilled(triton_kernels.vote, short, constants, capability, num_warps=warps, enable_fp_fusion=True)
     options = {"num_warps": triton_step.INVERSE_WARPS, "enable_fp_fusion": False}
     constants = {"DECAYS": True, "ITERATIONS": 0, "SIGNS": False}
-    inverse = spilled(triton_step._apply, INVERSE, constants, capability, **options)
+    inverse = spilled(triton_kernels.apply, INVERSE, constants, capability, **options)
+    drawn = {"COUNT": 1024, "PRECISION": precision, "DIVIDES": True}
+    forward += spilled(triton_wide.vote_drawn, DRAWN, drawn, capability, num_warps=warps, enable_fp_fusion=True)
+    for iterations in (0, 2):
+        constants |= {"DRAWN": True, "ITERATIONS": iterations}
+        inverse += spilled(triton_wide.apply_wide, WIDE, constants, capability, **options)
     print(json.dumps([capability, forward, inverse]))
 """
 
