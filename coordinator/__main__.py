@@ -17,17 +17,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, showing, signing
+from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, signing
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, option, settings
-from coordinator.commands.recipes import RECIPES, run_toml
-from coordinator.store import logins
-from coordinator.store.logins import PageAddress
+from coordinator.commands.planning import MODELS, run_toml
+from coordinator.store import home_files
+from coordinator.store.home_files import PageAddress
 from protos import toml_file
 from protos.console import configure_logging, exit_with
-from protos.json_line import as_line, print_json
 from protos.mistakes import REMOVED
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
+from protos.text import as_line, print_json
 from protos.version import add_about
 
 web_app = typer.Typer(
@@ -48,8 +48,8 @@ def login(home: Home = None, as_json: Json = False) -> None:
     """
     folder = settings(home=home).home
     url = PageAddress(folder).read()
-    link = f"{url}#login={logins.make(folder, time.time())}"
-    seconds = int(logins.LINK_SECONDS_MAX)
+    link = f"{url}#login={home_files.make(folder, time.time())}"
+    seconds = int(home_files.LINK_SECONDS_MAX)
     if as_json:
         print_json({"link": link, "seconds": seconds})
         return
@@ -75,7 +75,7 @@ runs.command("pause", epilog=EXIT_CODES)(run_life.pause)
 runs.command("resume", epilog=EXIT_CODES)(run_life.resume)
 runs.command("finish", epilog=EXIT_CODES)(run_life.finish)
 runs.command("change", epilog=EXIT_CODES)(run_life.change)
-runs.command("show", epilog=EXIT_CODES)(showing.show)
+runs.command("show", epilog=EXIT_CODES)(run_life.show)
 runs.command("decay", epilog=EXIT_CODES)(run_life.decay)
 runs.command("archive", epilog=EXIT_CODES)(run_life.archive)
 runs.command("delete", epilog=EXIT_CODES)(run_life.delete)
@@ -197,7 +197,7 @@ def create(
 def run_example(
     everything: Annotated[bool, typer.Option("--all", help="Every key, not only those that people set.")] = False,
     model: Annotated[
-        str | None, typer.Option("--for", metavar="MODEL", help=f"A file for {', '.join(RECIPES)}.")
+        str | None, typer.Option("--for", metavar="MODEL", help=f"A file for {', '.join(MODELS)}.")
     ] = None,
 ) -> None:
     """Print a run.toml: the keys that people set, their defaults and what they do. Save it, change it, and create the run."""
@@ -240,7 +240,7 @@ def list_runs(
     if public:
         print(operator.public_list(public), end="")
         return
-    rows = [showing.line_of(run) for run in operator.list_runs(archived=every)]
+    rows = [run_life.line_of(run) for run in operator.list_runs(archived=every)]
     if as_json:
         for row in rows:
             print_json(row)

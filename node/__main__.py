@@ -15,10 +15,10 @@ from node.commands.audit_folder import audit_folder
 from node.commands.control import finish, leave, me, pause, resume, set_
 from node.commands.copies import export
 from node.commands.evaluate import evaluate
-from node.commands.gone import GONE, owner, push
 from node.commands.join import anchor, join
 from node.commands.options import (
     EXIT_CODES,
+    HIDDEN,
     AllowCode,
     AllowLeftOut,
     InviteLink,
@@ -29,13 +29,15 @@ from node.commands.options import (
     Verbose,
     link_from,
     need_node_extra,
+    owner,
+    push,
     with_settings,
 )
 from node.commands.public_runs_view import runs
 from node.imports import many_imports
 from protos.console import configure_logging, exit_with
-from protos.json_line import print_json
 from protos.signals import leaving_at_once
+from protos.text import print_json
 from protos.version import add_about
 
 app = typer.Typer(
@@ -65,7 +67,7 @@ _command(READ_A_RUN)(evaluate)
 _command(OPERATE)(anchor)
 app.add_typer(dataset.app, name="data", rich_help_panel=OPERATE)
 for gone, said in (("push", push), ("owner", owner)):
-    app.command(gone, **GONE)(said)
+    app.command(gone, **HIDDEN)(said)
 
 
 @_command(RUN_A_PEER)
@@ -141,7 +143,7 @@ def web(
 ) -> None:
     """Show runs in a browser: figures, peers, ledger, and a log that the browser checks itself. Joins nothing."""
     configure_logging(as_json=as_json)
-    from node.commands.web import web as show_page
+    from node.commands.status import web as show_page
 
     show_page(invites, listen, host or (), as_json=as_json)
 
@@ -155,9 +157,9 @@ def export_page(
 ) -> None:
     """Write the web page of a run as files, for any host of files. The browser checks the log there, too."""
     configure_logging(as_json=as_json)
-    from node.commands.web import export
+    from node.commands.status import export_files
 
-    export(invite, folder, as_json=as_json)
+    export_files(invite, folder, as_json=as_json)
 
 
 @_command(OPERATE)
@@ -269,7 +271,7 @@ def verify(
     configure_logging(as_json=as_json)
     with many_imports(said=not as_json):
         from node.archive.verify import show, verify
-        from node.commands.archive_copies import archive_at
+        from node.commands.copies import archive_at
     from protos.invite import run_named
 
     named = "" if expected is None else run_named(expected)
@@ -288,7 +290,7 @@ def mirror(
 ) -> None:
     """Copy a run's archive to a folder or a bucket, from where anybody can `verify` it. Again: only what is new."""
     need_node_extra()
-    from node.commands.archive_copies import copy_archive
+    from node.commands.copies import copy_archive
 
     copy_archive(run, address, as_json=as_json)
 

@@ -21,13 +21,12 @@ from node.blobs.payloads import Payloads
 from node.building import Own, own_start, replica_of, vote_size
 from node.config import PeerSettings
 from node.control.control_server import ControlServer
-from node.donor.disk_shares import BYTES_A_GB, Kept, allowed
+from node.donor.caps import BYTES_A_GB, Kept, allowed
 from node.export.card import facts_of
-from node.export.first_look import first_look
-from node.export.model_folder import check_folder, export, writer
+from node.export.model_folder import check_folder, export, first_look, writer
 from node.join_failures import Failing, telling
 from node.link.client import check_genesis
-from node.mirror.mirror_writer import SnapshotPlaces
+from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
 from node.model.spec import ModelSpec, parameter_count
 from node.owner_commands import Commands, Stop
@@ -40,7 +39,7 @@ from node.swarm.events import Agreed, Event
 from node.swarm.session import Session
 from node.terminal.stage import Stage
 from node.text import Text, open_text
-from node.training import exporters
+from node.training import exports
 from node.training.exports import Exports, Series
 from node.training.handover import Unread
 from node.training.held_out import Evaluator
@@ -158,7 +157,7 @@ class _Peer:
         finished, started = False, time.monotonic()
         with ExitStack() as ends:
             ends.callback(swarm.close, leaving=True)
-            spans = exporters.trace(self.settings, self.invite.run_id, self.identity, ends, self.log)
+            spans = exports.trace(self.settings, self.invite.run_id, self.identity, ends, self.log)
             try:
                 facts, config, text, replica, micro_batch = self._start(swarm, agree)
                 ends.callback(text.close)
@@ -172,8 +171,8 @@ class _Peer:
                 self.lent.watch(trainer, self.home.payloads, text.shelves)
                 ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
-                exporters.metrics(self.settings, trainer, swarm.counters, ends, self.log)
-                exporters.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
+                exports.metrics(self.settings, trainer, swarm.counters, ends, self.log)
+                exports.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
                 trainer.enter(list(facts.bootstrap))
                 if self.own is not None:
                     self.own.entered()
@@ -332,9 +331,9 @@ class _Peer:
         micro_batch: int,
         spans: Spans,
     ) -> Trainer:
-        settings, samples, archive, exports = self.settings, text.samples, None, None
+        settings, samples, archive, series = self.settings, text.samples, None, None
         if self.series is not None:
-            exports = Exports(self.series, partial(self._export, replica, text, config), config.clock, self.log)
+            series = Exports(self.series, partial(self._export, replica, text, config), config.clock, self.log)
         if settings.archive:
             genesis = facts.genesis.SerializeToString(deterministic=True)
             room = allowed(self.lent.live.values.disk_gb, Kept()).archive
@@ -358,7 +357,7 @@ class _Peer:
             places=SnapshotPlaces(settings.snapshots_kept, settings.mirror, "data" in settings.allow),
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
-            exports=exports,
+            exports=series,
             throttle=self.lent.throttle,
             spans=spans,
             evaluator=self._evaluator(config, replica, swarm, text, micro_batch),

@@ -14,7 +14,7 @@ from typing import Any
 
 from node.blobs.payloads import Payloads
 from node.data.samples import Samples
-from node.mirror.mirror_writer import SnapshotPlaces
+from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm

@@ -21,7 +21,7 @@ from node.data.shards import ShardedSamples
 from node.data.tally import Reading
 from node.data.tokenizer import Tokenizer, run_tokenizer
 from node.data.walk import reason_of_name
-from node.donor.disk_shares import Kept, allowed
+from node.donor.caps import Kept, allowed
 from protos.assignment import Range
 from protos.disk import write_bytes, writing
 from protos.errors import DataError

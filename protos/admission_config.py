@@ -1,15 +1,19 @@
-"""The sections `admission` and `operators` of run.toml: who may take part, and whose orders the run obeys. See `run_config`."""
+"""The sections `admission`, `operators` and `snapshots` of run.toml. See `run_config`.
+
+They say who may take part, whose orders the run obeys, and which places beside the peers have the agreed snapshots.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from protos.identity import public_key_of
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX, OPERATORS_MAX
-from protos.mistakes import Mistake
+from protos.mistakes import MIRROR, Mistake
 from protos.optimizer_config import Section
+from protos.web_address import web_problem
 
 
 class AdmissionConfig(Section):
@@ -59,3 +63,25 @@ class OperatorsConfig(Section):
     def public_keys(self) -> frozenset[bytes]:
         """The keys themselves; none: the coordinator's own key orders alone."""
         return frozenset(map(public_key_of, self.keys))
+
+
+MIRROR_CHARACTERS_MAX: Final = 2048
+SNAPSHOT_MIRRORS_MAX: Final = 8
+
+
+class SnapshotsConfig(Section):
+    """Other places that have the agreed snapshots, beside the peers."""
+
+    mirrors: tuple[Annotated[str, Field(max_length=MIRROR_CHARACTERS_MAX, pattern=MIRROR)], ...] = Field(
+        default=(), max_length=SNAPSHOT_MIRRORS_MAX
+    )
+    """Places that an anchor writes to (`anchor --mirror`): https://, s3://, hf://, file:// or a folder. Joining peers
+    take pieces from there, too, and check each by its hash."""
+
+    @field_validator("mirrors")
+    @classmethod
+    def _usable(cls, mirrors: tuple[str, ...]) -> tuple[str, ...]:
+        for address in mirrors:
+            if why := web_problem(address):
+                raise ValueError(f"{address!r} is no address that a peer can use: {why}")
+        return mirrors

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from protos.admission_config import AdmissionConfig, OperatorsConfig
+from protos.admission_config import AdmissionConfig, OperatorsConfig, SnapshotsConfig
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
 from protos.limits import (
@@ -26,7 +26,6 @@ from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mi
 from protos.mixture import phases
 from protos.model_config import ModelConfig
 from protos.optimizer_config import OptimizerConfig, Section
-from protos.snapshots_config import SnapshotsConfig
 from protos.toml_file import wrongs
 
 BASE_STEPS_MAX = 2**24 - 1

@@ -106,3 +106,14 @@ def _logs(arguments: dict[str, Any]) -> Iterator[Path]:
 
 def _end(log: Path) -> str:
     return log.read_text(errors="replace")[-LOG_BYTES_SHOWN:]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As the ranks of a peer have: more threads add up a product in another order, and spin longer than small tensors take."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from coordinator.commands.options import Home, Json, settings
 from coordinator.store import backup as store
 from protos.console import lock_home
 from protos.errors import OperatorError
-from protos.json_line import as_line, print_json
+from protos.text import as_line, print_json
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The backup. A person who has it can act as this coordinator.")

@@ -24,6 +24,7 @@ from coordinator.commands.operator import Operator
 from coordinator.commands.options import AllowCode, Json
 from coordinator.commands.planning import (
     NOT_INSTALLED,
+    PEAK_FLOPS,
     TextFacts,
     adds_up,
     layout_of_run,
@@ -32,17 +33,17 @@ from coordinator.commands.planning import (
     recipe_of,
     room_for_votes,
     text_of,
+    tokens_a_second,
     with_rate,
 )
-from coordinator.commands.recipes import PEAK_FLOPS, tokens_a_second
 from coordinator.commands.run_mistakes import mistakes
 from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
-from protos.json_line import print_json
 from protos.mistakes import OWN_TEXT, Mistake, has_own_text
 from protos.model_config import LayoutFacts, ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
+from protos.text import print_json
 
 CURVE_COLUMNS = 40
 PEERS_SHOWN = 8

@@ -14,10 +14,10 @@ from coordinator.commands.invites import ANCHOR_USES
 from coordinator.commands.operator import Operator
 from protos.errors import OperatorError, Refusal
 from protos.invite import Invite
-from protos.json_line import print_json
 from protos.limits import HASH_BYTES
 from protos.run_config import RunConfig
 from protos.start import StartingState, start_from_values
+from protos.text import print_json
 from protos.v1 import log_pb2
 
 # The model that a new run begins with, as `swarmentum start-from` described it: `run create --from`. ADR 5.

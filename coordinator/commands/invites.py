@@ -16,9 +16,8 @@ from rich.text import Text
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.errors import OperatorError
 from protos.identity import peer_id, short
-from protos.json_line import print_json
 from protos.limits import TICKET_MS_MAX, TICKET_USES_MAX
-from protos.text import printable
+from protos.text import print_json, printable
 from protos.v1 import ticket_pb2
 
 UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
@@ -137,7 +136,6 @@ def _when(ticket: ticket_pb2.Ticket) -> str:
     return datetime.fromtimestamp(ticket.expires_unix_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-ANCHOR_LABEL = "anchor"
 ANCHOR_USES = 4
 anchor_app = typer.Typer(
     help="Make links for anchors: processes that only apply entries, and whose reports on the state count.",

@@ -24,13 +24,13 @@ from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.grpc_errors import error_of
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.json_line import as_line
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
 from protos.pinned import fetch_certificate, pinned_channel, way_of
 from protos.public_runs import list_text, sealed_run
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body
+from protos.text import as_line
 from protos.ticket import seal_ticket, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc

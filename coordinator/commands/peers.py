@@ -13,10 +13,9 @@ from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, s
 from coordinator.commands.signing import show_order
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of
-from protos.json_line import print_json
 from protos.limits import DEVICE_CHARACTERS_MAX
 from protos.run_facts import peer_phase_word
-from protos.text import printable
+from protos.text import print_json, printable
 from protos.v1 import coordinator_pb2 as pb
 
 NAMES_SHOWN_MAX = 5

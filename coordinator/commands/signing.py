@@ -24,7 +24,6 @@ from protos.envelope import NO_RUN, Kind, seal, seal_bytes
 from protos.errors import OperatorError, RefusedError
 from protos.identity import Identity, peer_id, short
 from protos.invite import Invite, is_link
-from protos.json_line import print_json
 from protos.limits import NONCE_BYTES, ORDER_MS_MAX
 from protos.log import run_id_of
 from protos.orders import (
@@ -37,6 +36,7 @@ from protos.orders import (
     order_id,
     signed_order_from_body,
 )
+from protos.text import print_json
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 

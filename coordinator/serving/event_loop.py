@@ -33,11 +33,9 @@ from coordinator.clock.state import Phase, Run
 from coordinator.serving import event_streams
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.event_streams import Events, EventStreams, FullError, NotJoinedError, PeerAheadError
-from coordinator.serving.metrics import Metrics
+from coordinator.serving.metrics import Metrics, StepTraces
 from coordinator.serving.reading import LogPages, Page
-from coordinator.serving.throttled_log import ThrottledLog
-from coordinator.serving.traces import StepTraces
-from coordinator.serving.trouble import FAILING, Trouble
+from coordinator.serving.throttled_log import FAILING, ThrottledLog, Trouble
 from coordinator.store.checkpoint import Folded
 from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
 from protos.errors import Refusal

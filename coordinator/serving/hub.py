@@ -20,9 +20,8 @@ from coordinator.clock.wait_queue import Line, QueuePace, waiting
 from coordinator.serving import event_streams
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.event_loop import RunRuntime
-from coordinator.serving.metrics import Failures, Metrics
+from coordinator.serving.metrics import Failures, Metrics, StepTraces
 from coordinator.serving.reading import LogPages
-from coordinator.serving.traces import StepTraces
 from coordinator.store.checkpoint import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.wait_queues import WaitQueues

@@ -22,7 +22,7 @@ from protos.invite import Invite
 from protos.safe_path import python_command
 
 NO_PAGE: Final = "none"
-MODULE: Final = "node.web"
+MODULE: Final = "node.web.serve"
 OPERATORS_MODULE: Final = "coordinator.web"
 LOOK_SECONDS: Final = 1.0
 READY_SECONDS_MAX: Final = 300.0

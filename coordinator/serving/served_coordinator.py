@@ -37,8 +37,8 @@ from coordinator.serving.peer_service import CoordinatorService
 from coordinator.serving.sessions import Sessions
 from coordinator.store import backup
 from coordinator.store.database import parsed, shared
+from coordinator.store.home_files import KnownRuns
 from coordinator.store.journal import Journal, JournalError
-from coordinator.store.known_runs import KnownRuns
 from coordinator.store.lease import Lease
 from coordinator.store.wait_queues import FILE, FILE_BYTES_MAX, from_file
 from protos.console import lock_home

@@ -22,14 +22,14 @@ import typer
 
 from coordinator.serving.page import ended
 from coordinator.serving.throttled_log import ThrottledLog
-from coordinator.store.logins import PageAddress
+from coordinator.store.home_files import PageAddress
 from coordinator.web.requests import OperatorReply, Requests
 from protos.console import configure_logging, exit_with
-from protos.json_line import as_line, print_json
 from protos.safe_path import python_command
 from protos.signals import heeded
+from protos.text import as_line, print_json
 
-MODULE: Final = "node.operator_page"
+MODULE: Final = "node.operator_page.page_routes"
 REQUEST_BYTES_MAX: Final = 1 << 20
 """A request with a run.toml of 64 Ki characters, each escaped in JSON as 12 bytes."""
 NUMBER_DIGITS_MAX: Final = 15

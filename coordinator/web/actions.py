@@ -24,7 +24,7 @@ from coordinator.commands.invites import milliseconds, row_of
 from coordinator.commands.operator import Operator
 from coordinator.commands.peers import peer_named
 from coordinator.commands.peers import rows_of as rows_of_peers
-from coordinator.commands.showing import line_of, shown
+from coordinator.commands.run_life import line_of, shown
 from coordinator.commands.signing import at_home
 from protos.changes import Settings, changed_values, settings_of
 from protos.errors import OperatorError, Refusal

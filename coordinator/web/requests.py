@@ -4,16 +4,22 @@ That process is not trusted: it speaks with browsers. It has no key and no list 
 secrets of the browser, and this module alone decides. The cookie holds one secret. The page's script holds the other, the
 token: browsers send cookies of a host to all its ports, so the runs' page on another port may see the cookie, never the token.
 An action runs on a thread: it calls the coordinator over gRPC, as the operator's commands do.
+
+`Record` is the log of actions: from which session one came, when, and what became of it. A line is on the disk before the
+action begins, and another one after it. An action whose line cannot be written is not done. The file is bounded: a full one is
+X before that goes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import json
+import os
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,13 +31,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator.commands.operator import Operator
 from coordinator.serving.throttled_log import ThrottledLog
-from coordinator.store import logins
-from coordinator.store.logins import SECRET_BYTES, hash_of
-from coordinator.web.action_log import Record
+from coordinator.store import home_files
+from coordinator.store.home_files import SECRET_BYTES, hash_of
 from coordinator.web.actions import ALL, Values, What
 from protos import toml_file
 from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
 from protos.rate_limiter import RateLimiter
+from protos.text import printable
 
 SESSIONS_MAX: Final = 4
 """A new login ends the oldest session."""
@@ -179,7 +185,7 @@ class Requests:
 
     def _login(self, request: Request) -> OperatorReply:
         try:
-            why = logins.take(self._home, request.secret, self._wall())
+            why = home_files.take(self._home, request.secret, self._wall())
             if why:
                 self._caused.warning(
                     "a login at the operator's page was refused", "logins", why=why, address=request.address
@@ -259,3 +265,76 @@ def _answered(operator: Callable[[], Operator], what: What, run: str, values: Va
         return no(400, f"the request has a value that cannot be used: {type(error).__name__}")
     except OSError as error:
         return no(503, f"this machine cannot do that now: {error.strerror or error}")
+
+
+RECORD_FILE: Final = "actions.jsonl"
+OLDER_FILE: Final = "actions.1.jsonl"
+FILE_BYTES_MAX: Final = 1 << 20
+SHOWN_MAX: Final = 100
+OUTCOME_CHARACTERS_MAX: Final = 400
+PRIVATE: Final = 0o600
+BEGUN: Final = "begun"
+"""The outcome of an action whose end is not known: it is under way, or the page's process ended meanwhile."""
+
+
+class Record:
+    """The log of actions of one home. Raises OSError where the disk refuses."""
+
+    def __init__(self, home: Path) -> None:
+        self._path, self._older = home / RECORD_FILE, home / OLDER_FILE
+        self._newest: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        for path in (self._older, self._path):
+            if path.is_file():
+                for line in path.read_bytes()[-2 * FILE_BYTES_MAX :].splitlines():
+                    self._read(line)
+        self._next = max(self._newest, default=0) + 1
+
+    def begin(self, session: str, action: str, run: str, values: Mapping[str, Any], now: float) -> int:
+        """An action begins; its number. `now`: seconds since 1970."""
+        number, self._next = self._next, self._next + 1
+        asked = {"session": session, "action": action, "run": run, "values": dict(values)}
+        self._write({"number": number, "time": round(now, 3), **asked, "outcome": BEGUN})
+        return number
+
+    def end(self, number: int, outcome: str) -> None:
+        """What became of an action: `done`, or why not."""
+        self._write({"number": number, "outcome": printable(outcome, OUTCOME_CHARACTERS_MAX)})
+
+    def newest(self) -> list[dict[str, Any]]:
+        """The last actions, newest first."""
+        return list(reversed(self._newest.values()))
+
+    def _read(self, line: bytes) -> None:
+        try:
+            values = json.loads(line)
+            number = int(values["number"])
+        except (ValueError, TypeError, KeyError):
+            return  # the end of a line that a full disk cut off
+        if number in self._newest:
+            self._newest[number] |= values
+        elif "action" in values:
+            self._newest[number] = values
+        while len(self._newest) > SHOWN_MAX:
+            self._newest.popitem(last=False)
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        line = json.dumps(values, ensure_ascii=True).encode("ascii") + b"\n"
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        try:
+            if os.fstat(descriptor).st_size and self._cut_off():
+                line = b"\n" + line
+            if os.write(descriptor, line) != len(line):
+                raise OSError(28, "No space left on device")
+            os.fsync(descriptor)
+            full = os.fstat(descriptor).st_size >= FILE_BYTES_MAX
+        finally:
+            os.close(descriptor)
+        if full:
+            self._path.replace(self._older)
+        self._read(line)
+
+    def _cut_off(self) -> bool:
+        """Whether the file ends within a line."""
+        with self._path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"

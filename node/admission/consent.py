@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from node.config import PeerSettings
-from node.donor.disk_shares import BYTES_A_GB, Kept, allowed
+from node.donor.caps import BYTES_A_GB, Kept, allowed
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT
 from protos.model_config import ModelConfig

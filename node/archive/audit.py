@@ -14,17 +14,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from node.archive.ledger import ledger
-from node.archive.log_file import genesis_in, log_entries
+from node.archive.ledger import genesis_in, ledger, log_entries
 from protos.changes import values_of
 from protos.disk import writing
 from protos.errors import OperatorError
 from protos.identity import peer_id
-from protos.json_line import as_line
 from protos.log import Exclusion, SignedEntry, run_id_of
 from protos.orders import order_values
 from protos.run_config import config_from_json
 from protos.start import fork_values
+from protos.text import as_line
 from protos.version import own_misfit
 
 LOG: Final = "run.log"

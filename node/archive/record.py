@@ -19,7 +19,7 @@ import structlog
 
 from node.archive import files
 from node.archive.files import Segment
-from node.donor.disk_shares import disk_for
+from node.donor.caps import disk_for
 from node.snapshot.pieces import open_manifest
 from node.training.replica import Describe, Replica
 from protos.disk import write_atomic, write_bytes, write_synced, writing

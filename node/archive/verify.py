@@ -22,10 +22,10 @@ from node.training.replica import Replica
 from protos.changes import values_of, words
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
-from protos.json_line import as_line
 from protos.orders import order_values
 from protos.run_config import RunConfig
 from protos.start import RUN_DIGITS_SHOWN
+from protos.text import as_line
 
 # Whether an archive begins with the state that the run's genesis implies: the model of its seed. ADR 26.
 #

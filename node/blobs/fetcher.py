@@ -1,7 +1,7 @@
 """The fetcher pulls blobs by hash from any holder: resumable, bounded, each blob once. A silent holder delays no other.
 
 Refuses bytes that do not have the hash. `blobs.py` has the protocol, `turns.py` decides which holder is asked when, and
-`holder_streams.py` keeps the streams.
+`HolderStreams` keeps the streams.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from enum import Enum
 from typing import Any
 
 from node.blobs import blobs
-from node.blobs.blobs import CHUNK_BYTES, WireBytes, read_frame, write_frame
-from node.blobs.holder_streams import HolderStreams, Stream
+from node.blobs.blobs import CHUNK_BYTES, HolderStreams, Stream, WireBytes, read_frame, write_frame
 from node.blobs.turns import Attempt, Turns
 from node.overlay.host import Host
 from protos.envelope import parse

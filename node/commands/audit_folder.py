@@ -23,9 +23,9 @@ from protos.console import configure_logging
 from protos.disk import write_bytes, writing
 from protos.errors import DataError, NetworkError, OperatorError
 from protos.invite import Invite, is_link
-from protos.json_line import as_line, print_json
 from protos.run_config import RunConfig
 from protos.signals import leaving_at_once
+from protos.text import as_line, print_json
 from protos.web_address import is_web
 
 
@@ -73,7 +73,7 @@ def audit_folder(
 def _fill(fresh: Path, run: str, private: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Write everything but README and sums. Without a link: what follows from the log file. `private`: see `Mirrors`."""
     from node.archive import audit
-    from node.archive.log_file import export_log
+    from node.archive.ledger import export_log
     from node.commands.status import as_values, fetch
 
     log = fresh / audit.LOG
@@ -117,7 +117,7 @@ def _source(config: RunConfig, number: int, folder: Path, private: bool) -> dict
 
 def export_log_file(link: str, file: Path, *, as_json: bool) -> None:
     """Write the log, and print what it is."""
-    from node.archive.log_file import export_log
+    from node.archive.ledger import export_log
 
     invite = Invite.parse(link_from(link))
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:

@@ -17,7 +17,7 @@ from node.control import owner_requests, words
 from node.control.control_server import call
 from protos.amounts import amount, duration
 from protos.errors import SwarmentumError
-from protos.json_line import print_json
+from protos.text import print_json
 
 Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: as for `swarmentum join`).")]
 Device = Annotated[

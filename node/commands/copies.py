@@ -2,43 +2,46 @@
 
 What the log adds to the card (who trained the model, its losses) changes no weights. An export is whole without it: a
 coordinator that is away, or a long log, costs the card these lines.
+
+Also the copies of archives in other places: `swarmentum mirror` makes them, and `swarmentum verify ADDRESS` reads them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import structlog
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from node.commands.options import InviteLink, Json, Settings, Verbose, need_node_extra, with_settings
+from node.export.card import add_ledger
 from node.imports import many_imports
+from protos.accounts import loss_of
 from protos.console import configure_logging
-from protos.errors import OperatorError
+from protos.errors import NetworkError, OperatorError, RefusedError
+from protos.evaluation import figures
 from protos.invite import Invite
-from protos.json_line import print_json
+from protos.log import SignedEntry
 from protos.mistakes import LICENCE, NO_LICENCE, expected
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.start import RUN_DIGITS_SHOWN
+from protos.text import print_json
 
 if TYPE_CHECKING:
     from node.commands.hugging_face import Uploads
     from node.config import PeerSettings
-
-import asyncio
-from collections.abc import Sequence
-from typing import Any, Final
-
-from node.export.card import add_ledger
-from protos.accounts import loss_of
-from protos.errors import NetworkError, RefusedError
-from protos.evaluation import figures
-from protos.log import SignedEntry
+    from node.mirror.archive_copy import Told
 
 KEPT = 3
 Public = Annotated[bool, typer.Option("--public", help="Make a new repository of the hub public.")]
@@ -199,3 +202,47 @@ def losses_of(entries: Sequence[SignedEntry], run_id: bytes, step: int) -> dict[
             f"{last.loss:.4f} after step {last.step}, the median of {last.count} peers"
         )
     return facts
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def archive_at(run: str, into: Path | None) -> Iterator[Path]:
+    """The folder of an archive; a copy of it where `run` is an address. `into`: the folder of the copy, which stays."""
+    from node.mirror.archive_copy import fetch
+
+    if "://" not in run:
+        if into is not None:
+            raise OperatorError(
+                f"--into {into}: {run} is a folder of this machine, and nothing is copied; leave --into out"
+            )
+        yield Path(run)
+        return
+    with tempfile.TemporaryDirectory(prefix="swarmentum-verify-") as own:
+        folder = into or Path(own) / "archive"  # beside it there is no model of somebody else
+        _with_progress(f"copying {run}", lambda told: fetch(run, folder, told))
+        yield folder
+
+
+def copy_archive(run: Path, address: str, *, as_json: bool) -> None:
+    """Copy the archive in or at `run`, and say how to verify it there."""
+    from node.archive.files import find
+    from node.mirror.archive_copy import copy_to
+
+    folder = find(run)
+    index = _with_progress(f"copying {folder}", lambda told: copy_to(folder, address, told))
+    if as_json:
+        print_json({"address": address, "files": len(index.files), "bytes": index.total_bytes})
+    else:
+        print(
+            f"{len(index.files)} files, {index.total_bytes} bytes. Anybody verifies it with: swarmentum verify {address}"
+        )
+
+
+def _with_progress(what: str, work: Callable[[Told], T]) -> T:
+    """What `work` returns; a bar on stderr meanwhile."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        return work(lambda done, of: progress.update(task, completed=done, total=of))

@@ -10,7 +10,7 @@ import typer
 
 from node.commands.options import EXIT_CODES, AllowLeftOut, Json, need_node_extra
 from protos.errors import StoppedError
-from protos.json_line import print_json
+from protos.text import print_json
 
 app = typer.Typer(help="Prepare training text.", no_args_is_help=True)
 Column = Annotated[str, typer.Option(help="The column of text in .jsonl, .csv, .parquet and datasets.")]

@@ -33,9 +33,9 @@ from protos.amounts import amount
 from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
-from protos.json_line import print_json
 from protos.run_config import RunConfig
 from protos.signals import asked_to_stop
+from protos.text import print_json
 from protos.toml_file import describe
 
 POLL_SECONDS = 0.5

@@ -24,15 +24,14 @@ from node.config import PeerSettings
 from node.doctor import lines, machine_probes, run_lines, seat, swarm
 from node.doctor.doctor_facts import Fault, Found, fault_of
 from node.doctor.lines import Line, Severity
+from node.donor.caps import Month
 from node.donor.conditions import State, states
 from node.donor.live import Live
 from node.donor.machine_facts import Machine
-from node.donor.month import Month
 from protos.errors import SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.json_line import print_json
-from protos.text import printable
+from protos.text import print_json, printable
 
 MACHINE_SECONDS_MAX = 30.0
 RUN_SECONDS_MAX = 90.0

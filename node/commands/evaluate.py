@@ -22,8 +22,8 @@ from node.commands.options import Json, need_node_extra
 from node.export.card import MARK
 from protos.disk import write_bytes
 from protos.errors import OperatorError, SwarmentumError
-from protos.json_line import print_json
 from protos.safe_path import python_command, safe_environment
+from protos.text import print_json
 
 RESULTS: Final = "evaluation.json"
 _HERE: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('lm_eval') is None)"

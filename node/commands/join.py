@@ -72,7 +72,7 @@ def join(
         _one_each(link, chosen, settings, export, alone=launch is None, as_json=as_json, verbose=verbose)
     if launch is not None and launch.rank:
         with many_imports():
-            from node.ranks.follow import follow
+            from node.ranks.shard import follow
 
         follow(launch, chosen)
         return

@@ -19,16 +19,16 @@ from node.admission.consent import check_code
 from node.admission.fit import counted, sample_bytes, spec_of
 from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
-from node.export.first_look import tried
+from node.export.model_folder import tried
 from node.model.dry_run import check_keys, shapes_of
 from node.model.spec import ModelSpec, parameter_count
 from node.training.optimizers import form_of
 from protos import toml_file
 from protos.errors import OperatorError, SwarmentumError
-from protos.json_line import print_json
 from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
 from protos.model_config import LayoutFacts
 from protos.run_config import RunConfig
+from protos.text import print_json
 
 MEMORY_BYTES_MAX: Final = 4 << 30
 """Modules without numbers take some 20 kB each. A model of 10**12 layers took 1.5 GB in 30 s, and had 300 s."""

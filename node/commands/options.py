@@ -8,38 +8,35 @@ Options of commands, made from the peer's settings: a setting's field says its n
 
 A command names the settings that are options of it; `--set KEY=VALUE` takes every other one. Refuses an option that is a
 setting but no option of the command, with the `--set` that a person can type instead. Reads no file and no environment.
+
+Also the commands of earlier versions: each names what to type instead.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import textwrap
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-
-from protos.errors import OperatorError, StoppedError
-from protos.invite import PASTED_CHARACTERS_MAX
-from protos.toml_file import WRITTEN
-
-if TYPE_CHECKING:
-    from node.admission.consent import MachineRequest
-
 import functools
 import inspect
+import os
 import re
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Final, get_args, get_origin
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
+import typer
 from typer.core import TyperCommand
 
 from node.config import LISTEN, PeerSettings, load_settings, peer_settings
 from node.earlier_settings import EARLIER, GIVEN, GONE, OPTIONS, WORDS, of_today, shown
-from protos.toml_file import OFF, listed
+from protos.errors import OperatorError, StoppedError
+from protos.invite import PASTED_CHARACTERS_MAX
+from protos.toml_file import OFF, WRITTEN, listed
+
+if TYPE_CHECKING:
+    from node.admission.consent import MachineRequest
 
 FIRST, LIMITS, NETWORK, STORAGE, OUTPUT, MORE = (
     "What you need first", "Limits", "Network", "Data and results", "Output", "All other settings",
@@ -331,3 +328,28 @@ def ask(asked: MachineRequest) -> None:
     answer = sys.stdin.readline()
     if not answer or answer.strip().lower() not in ("", "y", "yes"):
         raise StoppedError(f"the answer was no: this machine does not join the run {asked.run}")
+
+
+HIDDEN: Final[dict[str, Any]] = {
+    "hidden": True,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+"""For typer: no help, and any arguments."""
+
+
+def push(context: typer.Context) -> None:
+    """The hub's own command also goes on with an upload that broke off."""
+    from node.commands.hugging_face import upload_line
+
+    named = [word for word in context.args if not word.startswith("-")]
+    folder, repo_id = (*named, *("FOLDER", "OWNER/NAME")[len(named) :])[:2]
+    raise OperatorError(
+        f"`swarmentum push` is gone; the hub's own command uploads an export: `{upload_line(Path(folder), repo_id)}`"
+    )
+
+
+def owner() -> None:
+    """Owners' keys are gone; the name stayed."""
+    raise OperatorError(
+        "`swarmentum owner` is gone, and with it owners' keys; `swarmentum set owner NAME` shows a name, as a claim"
+    )

@@ -17,9 +17,8 @@ from rich.console import Console
 from node.commands.options import Json, need_node_extra
 from protos.amounts import count, duration
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
-from protos.json_line import print_json
 from protos.public_runs import LIST_BYTES_MAX, open_runs
-from protos.text import printable
+from protos.text import print_json, printable
 from protos.web_address import is_web, web_problem
 
 if TYPE_CHECKING:

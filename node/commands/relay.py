@@ -20,8 +20,8 @@ from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from protos.console import lock_home
 from protos.identity import Identity
-from protos.json_line import print_json
 from protos.signals import heeded, let_go, terminals_of_this_process
+from protos.text import print_json
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import typer
 from node.commands.options import EXIT_CODES, Json, SettingCommand, given_settings, link_from
 from protos.disk import replace_bytes, writing
 from protos.errors import OperatorError
-from protos.json_line import as_line, print_json
 from protos.safe_path import python_command
+from protos.text import as_line, print_json
 
 PRIVATE = 0o600
 KEPT_VARIABLES = ("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES")

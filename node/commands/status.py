@@ -1,13 +1,16 @@
-"""`swarmentum status`: the coordinator's facts about a run, once or live. Joins nothing.
+"""The commands that look at a run from outside, and join nothing: `status`, `watch`, and the page, served (`web`) or as files
+(`export-page`).
 
-The text of the facts is a stranger's: it is shown printable, and never as markup.
+The text of the facts is a stranger's: it is shown printable, and never as markup. None of them needs torch: the base install
+has them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
@@ -16,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node import patience
+from node.commands.options import link_from
 from node.link.client import CoordinatorClient
 from node.terminal.stage import can_show
 from protos.accounts import loss_of
@@ -25,14 +29,13 @@ from protos.errors import NetworkError, Refusal, RefusedError
 from protos.evaluation import figures
 from protos.identity import peer_id
 from protos.invite import Invite
-from protos.json_line import as_line
 from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
 from protos.log import open_entry
 from protos.owner import NOBODY, groups, owners_of
 from protos.run_config import RunConfig
 from protos.run_facts import peer_phase_word, phase_word, unconfirmed_words
 from protos.start import fork_values, fork_words
-from protos.text import printable
+from protos.text import as_line, print_json, printable
 from protos.v1 import coordinator_pb2 as pb
 
 LINE_SECONDS = 2.0
@@ -297,3 +300,30 @@ def status(link: str) -> dict[str, Any]:
     invite = Invite.parse(link)
     facts, config = asyncio.run(fetch(invite))
     return as_values(facts, config, invite.run_id)
+
+
+def web(links: Sequence[str], listen: str, hosts: Sequence[str], *, as_json: bool) -> None:
+    """Serve the page until Ctrl-C. Raises OperatorError for a link that is none, or an address that cannot be used."""
+    from node.web.serve import Shown, serve
+
+    shown = [Shown(Invite.parse(link_from(link)).public("The page")) for link in links]
+
+    def ready(url: str) -> None:
+        if as_json:
+            print_json({"event": "serving", "url": url})
+            return
+        names = ", ".join(printable(one.invite.run_name, 64) for one in shown)
+        Console().print(f"The page of {names}: {url}  Ctrl-C stops it.", markup=False, highlight=False, soft_wrap=True)
+
+    asyncio.run(serve(shown, listen, hosts, ready))
+
+
+def export_files(link: str, folder: Path, *, as_json: bool) -> None:
+    """Write the page of a run as files. Raises OperatorError, NetworkError."""
+    from node.web.serve import export_page
+
+    steps = export_page(Invite.parse(link_from(link)).public("The page"), folder)
+    if as_json:
+        print_json({"event": "exported", "folder": str(folder), "steps": steps})
+    else:
+        print(f"The page of the run, with {steps} entries, is in {folder}. Put the folder on any host of files.")

@@ -5,8 +5,11 @@ too large or too slow, and addresses that ask too often. It decides nothing else
 
 Requests to the process that started this one: lines on stdout, and the answers on stdin. Knows no key and no session.
 
-A request is its number, a space, and JSON. An answer is JSON with that number. Requests that wait are bounded, and each has a
-deadline. The end of stdin ends all of them, and then this process.
+A request is its number, a space, and JSON. An answer is JSON with that number. Requests that wait are bounded, and each has
+a deadline. The end of stdin ends all of them, and then this process.
+
+`python -m node.operator_page.page_routes` is HTTP for the operator's browser: `coordinator/web` starts it, and answers its
+requests.
 """
 
 from __future__ import annotations
@@ -21,17 +24,21 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 from urllib.parse import urlsplit
 
+import typer
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from node.web.server import HttpGuard
+from node.web.server import HttpGuard, listening, server_of, url_of
+from protos.console import configure_logging, exit_with
 from protos.rate_limiter import RateLimiter
+from protos.signals import heeded
+from protos.text import print_json
 
 WAITING_MAX: Final = 32
 ANSWER_SECONDS_MAX: Final = 330.0
@@ -284,3 +291,48 @@ async def body_of(request: Request) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise HTTPException(400, "the request is no object")
     return values
+
+
+CONNECTIONS_MAX = 64
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def page(
+    listen: Annotated[str, typer.Option(help="host:port of the page.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name under which browsers find the page; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Log JSON.")] = False,
+) -> None:
+    """Serve the operator's page until stdin ends."""
+    configure_logging(as_json=as_json)
+    asyncio.run(serve(listen, tuple(host or ())))
+
+
+async def serve(listen: str, hosts: tuple[str, ...]) -> None:
+    """Until a stop signal, or the end of stdin."""
+    made, pipe, stop = listening(listen), Pipe(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in heeded():
+        loop.add_signal_handler(number, stop.set)
+    server = server_of(app_of(pipe, hosts), CONNECTIONS_MAX)
+    serving = asyncio.ensure_future(server.serve(sockets=[made]))
+    print_json({"event": "serving", "url": url_of(made)})
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(pipe.run()), serving]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        server.should_exit = True
+        for task in waits:
+            if task is not serving:
+                task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+        made.close()
+
+
+if __name__ == "__main__":
+    exit_with(app)

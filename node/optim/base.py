@@ -5,12 +5,15 @@ operation at a time, and each is rounded once as IEEE 754 says. A base uses no f
 function, and no root of torch's (`exact.roots`). Its `/` is correctly rounded on CPUs and CUDA. Metal's is not, and its fused
 operations cannot be recognised, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole numbers
 (`orthogonal`).
+
+Muon orthogonalises maps and no tables: embeddings and heads, known by their names where no module says what a parameter is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -23,7 +26,40 @@ from node.optim.exact.roots import ExactRoots, root_
 from node.optim.exact.smallest import flush
 from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, ParameterPlace
 from node.optim.run_settings import BASE, check
-from node.optim.tables import TABLES, is_named_table
+from protos.optimizer_config import BaseOptimizerConfig
+
+TABLES = tuple(BaseOptimizerConfig.model_fields["tables"].default)
+"""Names of embeddings and heads. The models of transformers have `embed_tokens`, `word_embeddings`, `embed_out` and `lm_head`.
+GPT-2 and its descendants have `wte` and `wpe`, the Llama of Meta and of torchtune `tok_embeddings` and `output`, T5 `shared`,
+OLMo `wte` and `ff_out`, and x-transformers `token_emb.emb` and `to_logits`."""
+
+OUTSIDE_BLOCKS = frozenset({"head", "output", "ff_out", "shared"})
+"""Names that maps have, too, in the blocks of a model (`layer.3.output`): tables have no number in a component before."""
+
+_TENSORS = frozenset({"weight", "bias"})
+
+
+def is_named_table(name: str, tables: Iterable[str]) -> bool:
+    """Whether the last components of a parameter's name are one of `tables`; `*` stands for any part of a component.
+
+    `weight` and `bias` at the end do not count, nor components that wrappers add (`_orig_mod`). Most of `tables` are one
+    component; one with dots has to match as many.
+    """
+    parts = [part for part in name.split(".") if not part.startswith("_")]
+    if len(parts) > 1 and parts[-1] in _TENSORS:
+        del parts[-1]
+    return any(_matches(parts, table) for table in tables)
+
+
+def _matches(parts: list[str], table: str) -> bool:
+    wanted = [part for part in table.split(".") if part]
+    if not wanted or len(wanted) > len(parts):
+        return False
+    before, last = parts[: -len(wanted)], parts[-len(wanted) :]
+    if table in OUTSIDE_BLOCKS and any(part.isdecimal() for part in before):
+        return False
+    return all(fnmatchcase(part, pattern) for part, pattern in zip(last, wanted, strict=True))
+
 
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
 TILE_CHUNKS = 256
@@ -56,7 +92,7 @@ class BaseConfig:
     iterations: int = BASE.iterations
     output: Literal["real", "sign"] = BASE.output
     muon_except: tuple[str, ...] = TABLES
-    """For `muon`: matrices of these names (`tables.is_named_table`) get the sign, as vectors do: they are tables, no maps."""
+    """For `muon`: matrices of these names (`is_named_table`) get the sign, as vectors do: they are tables, no maps."""
 
     function: Function | None = None
     """The function of a base that `given` made."""
@@ -148,7 +184,7 @@ def is_map(config: BaseConfig, place: ParameterPlace) -> bool:
 class Base:
     """A base optimizer over the buffer of a layout. If it is `chunkwise`, it has no state, and callers use `direct_chunks`.
 
-    `chunks`: how many of the layout's chunks are here, if not all (`sharded`). Then the caller calls `advance` and `finish`.
+    `chunks`: how many of the chunks are here, if not all (`sharded_demo`). The caller then calls `advance` and `finish`.
     Raises `ValueError` for a matrix that Muon cannot orthogonalise.
     """
 

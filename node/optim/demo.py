@@ -18,26 +18,23 @@ import torch
 from torch import Tensor
 
 from node.optim import aggregate, folding, second_moment
-from node.optim.backends.choose import choose, compiles, wanted
-from node.optim.backends.interface import Backend, Stepping, Taking
+from node.optim.backends.choose import Backend, Stepping, Taking, choose, compiles, wanted
 from node.optim.base import Base, BaseConfig, is_table
 from node.optim.exact import transforms
 from node.optim.exact.transforms import Transform
 from node.optim.folding import Folding, FoldingRoom
 from node.optim.laid_out import LaidOut
 from node.optim.layout import CHUNK_SIDE, Layout, Source, kinds_of, trainable_tensors
-from node.optim.nesterov import Nesterov
 from node.optim.run_settings import RUN, check
-from node.optim.saved import check_state, private_state
 from node.optim.second_moment import Kind, SecondMoment
-from node.optim.step import Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32
+from node.optim.step import Contributions, Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32
 from node.optim.tiles import look_ahead
 from node.optim.votes import bits
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format, Selection
 from node.optim.votes.places import Draw
 from node.optim.votes.values import GRIDS
-from node.optim.voting import ParameterState, Voting, by_parameter
+from node.optim.voting import Nesterov, ParameterState, Voting, by_parameter, check_state, private_state
 
 
 @dataclass(frozen=True)
@@ -337,11 +334,7 @@ class DeMo(Voting):
 
     @torch.no_grad()
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
         """Move the parameters by the votes of a log entry, `(size, payload)` each, at its learning rate, for its `step`.
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from node.optim.backends.interface import Backend
+from node.optim.backends.choose import Backend
 from node.optim.laid_out import ParameterChanged, gradient_fault_of
 from node.optim.layout import CHUNK_SIDE, Layout
 from node.optim.second_moment import FactoredMoment

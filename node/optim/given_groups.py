@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from node.optim.base import BaseConfig
+from node.optim.base import BaseConfig, is_named_table
 from node.optim.demo import DeMoConfig
 from node.optim.local import LocalConfig
-from node.optim.tables import is_named_table
 
 OF_A_GROUP = ("lr", "momentum", "weight_decay", "group_size", "clip_norm")
 """Options of a group of parameters; all ranks have the same in each step."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from node.optim.demo import DeMo
 from node.optim.local import LocalSteps
-from node.optim.paper.demo import PaperDeMo
-from node.optim.sharded.demo import ShardedDeMo
+from node.optim.paper_demo import PaperDeMo
+from node.optim.sharded_demo import ShardedDeMo
 from node.optim.voting import ParameterState
 
 Voter = DeMo | ShardedDeMo | PaperDeMo

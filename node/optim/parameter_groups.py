@@ -28,9 +28,9 @@ from node.optim.given_groups import (
 )
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import OptimizerState, Voter, Whose
-from node.optim.paper.demo import PaperConfig, PaperDeMo
-from node.optim.sharded.demo import ShardedDeMo
-from node.optim.sharded.gradient_rows import is_sharded
+from node.optim.paper_demo import PaperConfig, PaperDeMo
+from node.optim.sharded_demo import ShardedDeMo
+from node.optim.spread import is_sharded
 from node.optim.votes.places import DRAWN, INDEPENDENT
 
 RANK_BYTES = 4

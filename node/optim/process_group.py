@@ -1,15 +1,26 @@
-"""The ranks that vote together: the given process group, or all ranks, as everywhere in torch."""
+"""The ranks that vote together: the given process group, or all ranks, as everywhere in torch.
+
+Also the wrappers around a model that average its gradients, which makes votes pointless: `DistributedDataParallel` and FSDP
+1. DDP cannot be seen from a list of parameters, nor if it comes after the optimizer. Its effect can: all ranks then have the
+same gradient, and send the same votes. Only after that is the program searched for a DDP.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
+import warnings
 import weakref
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from node.optim.sharded.demo import ShardedDeMo
+    from node.optim.sharded_demo import ShardedDeMo
 
 WeakGroup = weakref.ref[dist.ProcessGroup]
 
@@ -50,3 +61,78 @@ def group_of(given: WeakGroup | None, sharded: ShardedDeMo | None) -> dist.Proce
             'peer, process_group=mesh["peer"].get_group(), or alone=True'
         )
     return dist.group.WORLD if dist.get_world_size() > 1 else None
+
+
+HOOK = (
+    "register its hook that sends nothing before the first step: from "
+    "torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook; ddp.register_comm_hook(None, noop_hook)"
+)
+
+
+def check_unwrapped(module: nn.Module) -> None:
+    """Raises `ValueError` for a module that averages the gradients of the ranks, or flattens its parameters."""
+    for part in module.modules():
+        if isinstance(part, DistributedDataParallel):
+            raise ValueError(
+                "DistributedDataParallel sends all gradients in each step, beside the votes: give the module itself, "
+                f"DeMoOptimizer(ddp.module, ...), and call it without DDP. A trainer that wraps the model by itself: {HOOK} "
+                "(docs/optimizers.md)"
+            )
+        if type(part).__name__ == "FullyShardedDataParallel":
+            raise ValueError(
+                "FullyShardedDataParallel flattens parameters, so that their layout is lost: shard the model with "
+                "torch.distributed.fsdp.fully_shard"
+            )
+
+
+def wrapper_of(parameters: Sequence[Tensor]) -> DistributedDataParallel | None:
+    """A living `DistributedDataParallel` around any of the parameters. Looks at all objects: some 50 ms."""
+    known = {id(parameter) for parameter in parameters}
+    for found in gc.get_objects():
+        if issubclass(type(found), DistributedDataParallel) and any(id(p) in known for p in found.parameters()):
+            wrapper: DistributedDataParallel = found
+            return wrapper
+    return None
+
+
+def check_different(said: Sequence[Sequence[bytes]], parameters: Sequence[Tensor]) -> None:
+    """The payloads of all ranks in their first step are not the same: else the ranks have one gradient.
+
+    Raises `ValueError` if a `DistributedDataParallel` averaged it, and warns otherwise.
+    """
+    if len(said) < 2 or not any(said[0]) or any(list(payloads) != list(said[0]) for payloads in said):
+        return
+    if wrapper_of(parameters) is not None:
+        raise ValueError(
+            "all ranks have the same gradient, because the model is wrapped in DistributedDataParallel, which sends all "
+            "gradients in each step, beside the votes: call the model without DDP. A trainer that wraps the model by itself: "
+            f"{HOOK}"
+        )
+    warnings.warn(
+        "all ranks sent the same votes in their first step, so they have the same gradient: give each rank batches of its own "
+        "(DistributedSampler, or a seed for each rank), and average no gradients",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+
+
+# What a `torch.amp.GradScaler` hands to an optimizer that takes it itself (`_step_supports_amp_scaling`).
+
+
+def unscale(
+    found: Tensor | None, scale: Tensor | None, parameters: Iterable[Tensor], group: dist.ProcessGroup | None
+) -> bool:
+    """Divide the gradients by the `scale`, in place, unless the scaler `found` an infinity or NaN. False if it did.
+
+    `scale` None: the gradients have no scale any more. `group`: ranks that share the parameters, each with a part of them.
+    """
+    if found is not None and group is not None:
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    if found is not None and bool(found):
+        return False
+    if scale is not None:
+        factor = scale.double().reciprocal().to(torch.float32)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor.to(parameter.grad.device))
+    return True

@@ -28,6 +28,8 @@ CLIP_EPSILON = 1e-6
 
 Decay: TypeAlias = float | Sequence[float]
 """Weight decay of all parameters, or of each."""
+Contributions: TypeAlias = Sequence[tuple[int, bytes]]
+"""The votes of a log entry, of each peer in it: their size (of groups, or k) and their payload."""
 
 
 class NonFiniteGradient(ArithmeticError):  # noqa: N818

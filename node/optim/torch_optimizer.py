@@ -42,13 +42,12 @@ from node.optim.given_groups import OF_A_GROUP, check_known, check_paper, settin
 from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
-from node.optim.paper.demo import PaperConfig
+from node.optim.paper_demo import PaperConfig
 from node.optim.parameter_groups import ParameterGroups, Settings, author_of, drift_digest, trained
-from node.optim.process_group import group_of, weak_group
-from node.optim.sharded.demo import ShardedDeMo
+from node.optim.process_group import check_different, check_unwrapped, group_of, unscale, weak_group
+from node.optim.sharded_demo import ShardedDeMo
 from node.optim.step import NonFiniteGradient, rounded_rate
 from node.optim.votes import groups as votes
-from node.optim.wrapped import check_different, check_unwrapped, unscale
 
 __all__ = ["DeMoOptimizer", "ExchangeFailed", "MomentumLost", "RanksDiffer", "ReplicasDiffer"]
 
@@ -82,14 +81,14 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     `muon` and `decay="matrices"` have to know tables: give the module. With named parameters, names alone tell tables, and
     `muon` warns of 3 dimensions (a stack of experts, or a convolution). Parameters without names raise `ValueError`.
 
-    `method="paper"` is DeMo v1 as published (`paper.demo`). Then `beta` None is 0.999, `beta2` is 0, and `chunk` is the longest
+    `method="paper"` is DeMo v1 as published (`paper_demo`). Then `beta` None is 0.999, `beta2` is 0, and `chunk` is the longest
     side of a chunk. The only other setting is `top_k` (32). Settings of the family raise `ValueError` with it.
 
     With `local` of more than one step (DiLoCo) every call of `step` is a local AdamW step, and each `local.steps`-th also
     exchanges. Then `lr` is the outer learning rate, and `magnitudes` with base `sgd`, which it needs, keep how far the ranks
     went. Between exchanges ranks hold different parameters; save and compare them when `exchanged`.
 
-    All ranks that share parameters after `fully_shard` (FSDP2) vote for them once (`sharded`). Then `process_group` has one
+    Ranks that share parameters after `fully_shard` (FSDP2) vote for them once (`sharded_demo`). Then `process_group` has one
     rank of each peer: `mesh["peer"].get_group()` of a mesh with a dimension for peers and one for shards.
 
     A rank whose gradient is not finite, or that has none, abstains and applies the others' votes, so that replicas stay equal.

@@ -36,7 +36,7 @@ PUNCHES_MAX = 3
 
 
 class WantedPeers(Protocol):
-    """The peers that should be connected, as the run knows them (node/swarm/neighbours.py)."""
+    """The peers that should be connected, as the run knows them (node/swarm/membership.py)."""
 
     def wanted(self) -> set[str]:
         """Ids of the peers that should be connected now."""

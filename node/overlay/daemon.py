@@ -2,6 +2,8 @@
 
 hivemind does not notice when p2pd dies (docs/overlay.md), so this module waits for the process. The new daemon has the same
 identity. Refuses to know streams and topics; `Host` registers them after each start.
+
+`Tasks` starts the tasks of one host, logs their failures, and ends them together.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +27,37 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from node import patience
 from node.overlay import guard
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of
-from node.overlay.tasks import Tasks
 from node.overlay.tunnels import Tunnels
 from protos.address import usable
 from protos.errors import NetworkError
 from protos.text import printable
 from protos.waits import Waits
+
+
+class Tasks:
+    """One host's. `log` takes a failure with its traceback: a failure is a mistake of this program."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._running: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Cancel every task, and wait for it."""
+        for task in list(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("the overlay failed", exc_info=error)
+
 
 # A peer behind a router tries BOOTSTRAP_TRIES times to reach its first relay, about 20 s, before it gives up.
 BOOTSTRAP_TRIES = 8

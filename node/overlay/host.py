@@ -16,15 +16,13 @@ import structlog
 from hivemind.p2p import P2P
 
 from node.overlay import reach
-from node.overlay.daemon import Daemon, Ready
+from node.overlay.daemon import Daemon, Ready, Tasks
 from node.overlay.finder import Finder
-from node.overlay.links import Links
+from node.overlay.links import Links, OverlayStreams, StreamHandler
 from node.overlay.pubsub import MessageHandler, Pubsub
 from node.overlay.reach import Access, ReachState
 from node.overlay.relaying import Relaying
 from node.overlay.settings import OverlaySettings
-from node.overlay.streams import OverlayStreams, StreamHandler
-from node.overlay.tasks import Tasks
 from protos.errors import NetworkError, OperatorError, Refusal
 from protos.identity import Identity, public_key_of
 

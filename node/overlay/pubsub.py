@@ -16,10 +16,8 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
 
-from node.overlay.daemon import FAILURES, Daemon
-from node.overlay.links import Links
-from node.overlay.streams import OverlayStreams
-from node.overlay.tasks import Tasks
+from node.overlay.daemon import FAILURES, Daemon, Tasks
+from node.overlay.links import Links, OverlayStreams
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import peer_id_bytes, public_key_of
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX

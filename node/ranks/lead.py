@@ -21,17 +21,16 @@ from node.model.gradients import GradResult
 from node.optim.demo import DeMoConfig
 from node.optim.layout import Layout
 from node.optim.local import LocalConfig
-from node.optim.saved import check_state
 from node.optim.second_moment import counts_of, whole_squares
-from node.optim.sharded.demo import ShardedDeMo
-from node.optim.sharded.spread import PIECE_ELEMENTS, Pieces, whole
-from node.optim.step import Votes
+from node.optim.sharded_demo import ShardedDeMo
+from node.optim.spread import PIECE_ELEMENTS, Pieces, whole
+from node.optim.step import Contributions, Votes
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
+from node.optim.voting import check_state
 from node.ranks.channel import Channel, RankLost, lost_ranks
-from node.ranks.follow import AGREED
 from node.ranks.launch import Launch, rank_device
-from node.ranks.shard import BUFFERS, COMMANDS, Order, RankShard
+from node.ranks.shard import AGREED, BUFFERS, COMMANDS, Order, RankShard
 from node.training.maker import GradientMaker
 from node.training.replica import BASE_PREFIX, Replica
 from protos.assignment import Range
@@ -190,11 +189,7 @@ class LedDeMo:
         self._lead.do("settle", accepted)
 
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
         """See `DeMo`."""
         self._lead.do("apply", list(contributions), lr, step, list(authors))

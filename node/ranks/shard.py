@@ -1,25 +1,32 @@
 """A rank's shard of the model and of the optimizer, and the calls that all ranks of a peer make at once.
 
 Refuses models that `fully_shard` cannot take apart. A trial step finds such a model before the peer joins.
+
+`follow` is what the ranks beside rank 0 do: they receive commands and make the calls, until rank 0 sends `stop` or is gone.
 """
 
 from __future__ import annotations
 
 import math
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import structlog
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from node.config import PeerSettings
 from node.data.samples import Batch
+from node.donor.live import Live
 from node.model.device import autocast
 from node.model.gradients import GradResult, Pace, to_device
+from node.model.room import limit
 from node.model.size import Effort
 from node.model.sliced_loss import loss
 from node.model.spec import ModelSpec, build
@@ -27,11 +34,15 @@ from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.second_moment import local_part
-from node.optim.sharded.demo import ShardedDeMo
-from node.optim.sharded.spread import Spread
-from node.optim.step import Votes
+from node.optim.sharded_demo import ShardedDeMo
+from node.optim.spread import Spread
+from node.optim.step import Contributions, NonFiniteGradient, Votes
+from node.optim.votes.groups import NotANumber, VotesError
 from node.ranks.channel import Channel, lost_ranks
+from node.ranks.launch import Launch, rank_device
+from protos.cores import usable_cores
 from protos.errors import OperatorError
+from protos.signals import STOP_SIGNALS
 
 
 @dataclass(frozen=True)
@@ -124,11 +135,7 @@ class RankShard:
         self.demo.settle(accepted)
 
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
         """See `DeMo`."""
         self.demo.apply(contributions, lr, step, authors)
@@ -252,3 +259,43 @@ def _blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
             yield from ((f"{prefix}{name}.{index}", block) for index, block in enumerate(child))
         else:
             yield from _blocks(child, f"{prefix}{name}.")
+
+
+AGREED = (NonFiniteGradient, NotANumber, VotesError)
+"""The errors that a call raises on every rank alike. Rank 0 decides what follows."""
+
+
+def follow(launch: Launch, settings: PeerSettings) -> None:
+    """Follow rank 0 until it sends `stop`. Raises `RankLost` if rank 0 is gone, and the errors of a call on this rank."""
+    values = Live(settings.home, settings).values
+    torch.set_num_threads(values.threads or min(torch.get_num_threads(), usable_cores()))
+    channel = Channel(launch, rank_device(launch, settings.device))
+    limit(channel.device, values.gpu_memory)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # torchrun signals rank 0, too, and rank 0 ends the work from here on
+    log = structlog.get_logger("peer").bind(rank=launch.rank)
+    log.info("rank ready", ranks=launch.ranks, device=str(channel.device))
+    try:
+        _obey(channel)
+    finally:
+        channel.close()
+
+
+def _obey(channel: Channel) -> None:
+    shard: RankShard | None = None
+    while True:
+        name, arguments = channel.hear()
+        match name:
+            case "stop":
+                return
+            case "alive":
+                pass
+            case "build":
+                shard = RankShard(arguments[0], channel)
+            case _:
+                assert shard is not None, f"{name} came before build"
+                try:
+                    with lost_ranks():
+                        COMMANDS[name](shard, *arguments)
+                except AGREED:
+                    pass

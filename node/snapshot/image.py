@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from node.optim.sharded.spread import Pieces, whole
+from node.optim.spread import Pieces, whole
 from protos.disk import writing
 
 DTYPES: Final = {

@@ -22,7 +22,7 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor, nn
 
-from node.optim.sharded.spread import Pieces
+from node.optim.spread import Pieces
 from protos import limits as contract
 from protos.errors import Reason, Refusal
 from protos.v1 import snapshot_pb2

@@ -3,25 +3,74 @@ evidence.
 
 A peer pulls only from members of the open step's roster (node/swarm/inbox.py is the door). A peer reports that it holds a
 payload only after the payload has passed the payloads' door.
+
+`Topic` is the run's GossipSub topic, for signed announcements and log entries. Its delivery is best effort: a peer that misses
+a message gets the entry from the coordinator, and the entry names the payloads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
+from node.overlay.host import Host
 from node.swarm.collector import PayloadDecoder
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.pulls import Pulls
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
-from protos.errors import NetworkError, Reason, Refusal
-from protos.identity import short
+from protos.errors import NetworkError, OperatorError, Reason, Refusal
+from protos.identity import public_key_of, short
 from protos.log import Entry, Equivocation
 from protos.slices import split
 from protos.tick import Tick
+
+
+def topic_of(run_id: bytes) -> str:
+    """GossipSub topic of a run: signed envelopes of announcements and log entries."""
+    return f"swarmentum/v1/{run_id.hex()}"
+
+
+class Topic:
+    """One run's, over one overlay host."""
+
+    def __init__(self, host: Host, run_id: bytes, view: View, log: Any) -> None:
+        self._host, self._name = host, topic_of(run_id)
+        self._view, self._log = view, log
+
+    async def subscribe(self, hear: Callable[[bytes], None]) -> None:
+        """Hand every message to `hear`."""
+        await self._host.subscribe(self._name, hear)
+
+    async def say(self, raw: bytes) -> None:
+        """Gossip an envelope. A failure is only logged."""
+        try:
+            await self._host.publish(self._name, raw)
+        except NetworkError as error:
+            self._log.info("gossip failed", step=self._view.step, why=str(error))
+
+    async def neighbours(self) -> set[bytes]:
+        """Public keys of the connected peers of this run: they are in the open step's roster, or listen to the topic, or their
+        connection is relayed.
+
+        A relay of the overlay is connected, too, but listens to no topic and needs nothing of the run. p2pd may not know for
+        minutes that a member listens.
+        """
+        connected, listening = await self._host.connected(), await self._host.subscribers(self._name)
+        roster, found = frozenset(self._view.roster), set()
+        for remote, direct in connected.items():
+            with suppress(OperatorError):  # not an Ed25519 key, so no peer of a run
+                key = public_key_of(remote)
+                if key in roster or remote in listening or not direct:
+                    found.add(key)
+        return found
+
+    async def publish_to_each(self, raw: bytes) -> None:
+        """Gossip an envelope, and send it to every connected peer: it has to arrive before this peer stops."""
+        await self._host.publish_to_each(self._name, raw)
 
 
 class Announcements:

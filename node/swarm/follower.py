@@ -17,8 +17,7 @@ from node.swarm.aggregator import Aggregator
 from node.swarm.announcements import Announcements
 from node.swarm.entries import Entries
 from node.swarm.events import Agreed, Ended, Failed, Finished, NotCounted, Opened, Resync, Waiting
-from node.swarm.membership import Membership
-from node.swarm.neighbours import Neighbours
+from node.swarm.membership import Membership, Neighbours
 from node.swarm.outbox import Outbox
 from node.swarm.reporter import Reporter
 from node.swarm.runtime import Runtime

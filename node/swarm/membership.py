@@ -1,6 +1,7 @@
 """This peer's place in the run: it joins, joins again after a lost session, and learns the agreed snapshots from each answer.
 
-Refuses to follow the log; `follower` does that.
+Refuses to follow the log; `follower` does that. `Neighbours` names the peers of the open step's roster to the overlay. It
+refuses to dial: `node/overlay/connections.py` does that.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from node.blobs.audience import Audience
 from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
+from node.overlay.host import Host
 from node.patience import Again
 from node.swarm.events import Snapshot, Welcome
 from node.swarm.outbox import Outbox
@@ -18,6 +21,8 @@ from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
 from protos.changes import settings_from_body
+from protos.errors import NetworkError, RefusedError
+from protos.identity import peer_id
 from protos.limits import PROCESS_BYTES
 from protos.owner import owner_body
 from protos.text import printable
@@ -107,3 +112,44 @@ class Membership:
             self._snapshots.remember(offered[0])
         self._runtime.spawn(self._connections.connect_to(list(response.bootstrap)))
         return offered
+
+
+class Neighbours:
+    """One peer's; `audience` decides which peers this peer's blob server serves first."""
+
+    def __init__(
+        self, host: Host, audience: Audience, client: CoordinatorClient, outbox: Outbox, view: View, runtime: Runtime
+    ) -> None:
+        self._host, self._audience, self._client = host, audience, client
+        self._outbox, self._view, self._runtime = outbox, view, runtime
+        self._expected: tuple[bytes, ...] = ()
+
+    def wanted(self) -> set[str]:
+        """Peer ids of the open step's other members, and of its aggregators."""
+        tick = self._view.tick
+        return {peer_id(key) for key in (*self._view.roster, *(tick.aggregators if tick else ()))} - {
+            self._host.peer_id
+        }
+
+    def expect_roster(self) -> None:
+        """A step is open: this peer serves gossip and blob requests of the step's members before those of strangers."""
+        roster = self._view.roster
+        if roster != self._expected:
+            self._expected = roster
+            self._host.expect(roster)
+            self._audience.members = frozenset(map(peer_id, roster))
+
+    async def known_addresses(self) -> list[str]:
+        """Addresses of peers that are connected to the coordinator; none while the coordinator is away."""
+        try:
+            return await self._client.bootstrap()
+        except (NetworkError, RefusedError):
+            return []
+
+    def moved(self, addresses: tuple[str, ...]) -> None:
+        """Other peers can dial this peer at these addresses now."""
+        self._outbox.move_to(addresses)
+
+    def log(self, event: str, **facts: object) -> None:
+        """One line about connections, with the newest entry's step."""
+        self._runtime.log.info(event, step=self._view.committed_step, **facts)

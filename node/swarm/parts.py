@@ -21,15 +21,13 @@ from node.overlay.dht import Discovery
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.aggregator import Aggregator
-from node.swarm.announcements import Announcements
+from node.swarm.announcements import Announcements, Topic
 from node.swarm.collector import Collector, PayloadDecoder
-from node.swarm.entries import Entries
+from node.swarm.entries import Entries, Witness
 from node.swarm.events import Event
 from node.swarm.follower import Follower, Listener
-from node.swarm.gossip import Topic
 from node.swarm.inbox import Inbox
-from node.swarm.membership import Membership
-from node.swarm.neighbours import Neighbours
+from node.swarm.membership import Membership, Neighbours
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Aside, Publication
 from node.swarm.pulls import Pulls
@@ -38,7 +36,6 @@ from node.swarm.reporter import Reporter
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import Counters, View
-from node.swarm.witness import Witness
 from protos.errors import Refusal
 from protos.identity import Identity
 from protos.invite import Invite

@@ -26,10 +26,9 @@ from dataclasses import dataclass
 from node.blobs import blobs
 from node.blobs.audience import Audience, ServedStream, StreamLimits
 from node.blobs.blobs import Arrivals, WireBytes, drained
-from node.overlay import streams
+from node.overlay import links
 from node.overlay.host import Host
-from node.swarm.announcements import Announcements
-from node.swarm.gossip import Topic
+from node.swarm.announcements import Announcements, Topic
 from node.swarm.view import View
 from protos import limits as contract
 from protos.disk import DiskError
@@ -256,7 +255,7 @@ class Pusher:
             fresh = kept is None
             done = False
             try:
-                async with asyncio.timeout(streams.STREAM_OPEN_SECONDS_MAX):
+                async with asyncio.timeout(links.STREAM_OPEN_SECONDS_MAX):
                     if kept is None:
                         kept = _Kept(*await self._host.open(key, PROTOCOL))
                     began = time.monotonic()

@@ -2,10 +2,14 @@
 
 It asks the peer's control door, as any terminal of the owner can, so it neither slows the training nor waits for it. It ends
 when the peer ends: the pipe `life`, whose other end the peer holds, is at its end then.
+
+`python -m node.terminal.peer_view --home HOME --life FD --peer PID`: a peer starts this for its terminal view; people do
+not.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import select
@@ -276,3 +280,17 @@ def local_time(at: str) -> str:
 def _short(path: str) -> str:
     home = str(Path.home())
     return f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
+
+
+def main() -> int:
+    """Show the view until the peer ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--life", type=int, required=True)
+    parser.add_argument("--peer", type=int, required=True)
+    given = parser.parse_args()
+    return PeerView(given.home, peer=given.peer, life=given.life).show()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -196,7 +196,7 @@ class Stage:
             self._kept = {number: os.dup(number) for number in (STDOUT, STDERR) if os.isatty(number)}
             read, self._life = os.pipe()
             home_and_life = ("--home", str(home), "--life", str(read), "--peer", str(os.getpid()))
-            command = python_command("-m", "node.terminal", *home_and_life)
+            command = python_command("-m", "node.terminal.peer_view", *home_and_life)
             screen = self._kept[STDERR]
             self._child = subprocess.Popen(command, stdout=screen, stderr=screen, pass_fds=(read,))
             os.close(read)

@@ -1,23 +1,33 @@
-"""Exports of a run at a distance: each state that is agreed, `every` so many steps, in a folder of its own (`export --every`).
+"""What a running peer gives to others beside the training: models of the run at a distance, metrics, a tracker, traces. Changes
+no training: each of them may fail or be slow without it, and is off unless its owner wants it.
 
-An export is written when the replica has its state, and gets its name when the run agrees on that state. Refuses to keep more
-than `keep` exports and WAITING_MAX that wait. Deletes nothing but exports of its own names.
+Each state that is agreed, `every` so many steps, becomes an export in a folder of its own (`export --every`). It is written
+when the replica has its state, and gets its name when the run agrees on that state. Refuses to keep more than `keep` exports
+and WAITING_MAX that wait. Deletes nothing but exports of its own names.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from node.config import PeerSettings
 from node.export.card import MARK
 from node.swarm.events import Agreed, Event
+from node.swarm.view import Counters
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
+from node.training.telemetry import Spans, serve_metrics
+from node.training.trackers import Tracking, open_tracker
 from protos.errors import OperatorError
+from protos.identity import Identity
 from protos.run_config import ClockConfig
+from protos.tracing import Tracing
 
 WAITING_MAX: Final = 4
 AGREED_KEPT: Final = 16
@@ -190,3 +200,39 @@ class Following(Copier):
 
     def _agreed(self, step: int, root: bytes) -> None:
         self._exports.agreed(step, root)
+
+
+TRACES: Final = "otlp"
+"""The name of an OpenTelemetry receiver among the trackers."""
+
+
+def metrics(settings: PeerSettings, trainer: Trainer, counters: Counters, ends: ExitStack, log: Any) -> None:
+    """Serve /metrics until `ends`. Raises OperatorError if another program has the address."""
+    if settings.metrics_listen is None:
+        return
+    server = serve_metrics(settings.metrics_listen, trainer.summary, counters, trainer.spans)
+    host, port = server.server_address[:2]
+    ends.callback(server.server_close)
+    ends.callback(server.shutdown)
+    log.info("metrics", url=f"http://{host}:{port}/metrics")
+
+
+def track(settings: PeerSettings, trainer: Trainer, run_id: bytes, folder: Path, log: Any) -> None:
+    """Feed trackers with the steps of this trainer. Raises OperatorError if its library is missing."""
+    config, peer = json.loads(trainer.config.canonical_json()), trainer.summary.id
+    for name in settings.track:
+        if name != TRACES:
+            tracker = open_tracker(name, trainer.config.name, run_id.hex(), peer, config, folder)
+            trainer.steps.trackings.append(Tracking(tracker, log))
+
+
+def trace(settings: PeerSettings, run_id: bytes, identity: Identity, ends: ExitStack, log: Any) -> Spans:
+    """The recorder of this peer's spans, until `ends`. Raises OperatorError if the extra is missing."""
+    summed = settings.metrics_listen is not None
+    if TRACES not in settings.track:
+        return Spans(summed=summed)
+    tracing = Tracing("swarmentum-peer", identity.peer_id, log)
+    spans = Spans(tracing, run_id, identity.public_key, summed=summed)
+    ends.callback(tracing.close)
+    ends.callback(spans.close)
+    return spans

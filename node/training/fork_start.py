@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from node.mirror.mirror_reader import MirrorReader
+from node.mirror.snapshot_mirrors import MirrorReader
 from node.snapshot.elsewhere import check_start, is_start, of_fork, of_parent, snapshot_in
 from node.snapshot.pieces import SnapshotManifest, open_manifest
 from node.snapshot.store import SnapshotStore

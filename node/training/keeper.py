@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from node.mirror.mirror_writer import SNAPSHOTS_KEPT, MirrorWriter
+from node.mirror.snapshot_mirrors import SNAPSHOTS_KEPT, MirrorWriter
 from node.snapshot.image import Image
 from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.private import PrivateStateError, write_private

@@ -24,7 +24,7 @@ import structlog
 from node.control.owner_requests import OwnerRequests
 from node.control.vote_history import VoteHistory
 from node.data.samples import PacedSamples, Samples
-from node.mirror.mirror_writer import SnapshotPlaces
+from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
 from node.snapshot.pieces import SnapshotManifest

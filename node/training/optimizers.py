@@ -15,16 +15,16 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from node.optim.base import BaseConfig
+from node.optim.coefficient_payload import PaperForm
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.layout import Layout, Source
 from node.optim.local import LocalConfig
-from node.optim.paper.coefficient_payload import PaperForm
-from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.paper_demo import PaperConfig, PaperDeMo
 from node.optim.second_moment import Kind
-from node.optim.sharded.spread import Pieces
-from node.optim.step import Votes
-from node.optim.votes.form import Form
+from node.optim.spread import Pieces
+from node.optim.step import Contributions, Votes
+from node.optim.votes.payload import Form
 from protos.optimizer_config import SIZE_KEYS, OptimizerConfig, Section
 
 
@@ -102,11 +102,7 @@ class Optimizer(Protocol):
     def propose(self, lr: float, step: int | None = None) -> Votes: ...
     def settle(self, accepted: bool) -> None: ...
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None: ...
     def ahead(self, lr: float) -> AbstractContextManager[None]: ...
     def state_digest(self, step: int | None, all_in: int = 0) -> bytes: ...

@@ -22,7 +22,7 @@ from node.optim.demo import DeMo
 from node.optim.laid_out import ParameterChanged
 from node.optim.local import LocalSteps
 from node.optim.second_moment import Kind
-from node.optim.sharded.spread import Pieces, whole
+from node.optim.spread import Pieces, whole
 from node.snapshot.image import Image, Spare, SpareDisk, SpareMemory
 from node.snapshot.pieces import SnapshotManifest, describe, load, pack, parameters_of
 from node.snapshot.private import PrivateState, image_of, load_private, write_private

@@ -20,11 +20,10 @@ from node.blobs.payloads import Payloads
 from node.config import BYTES_A_MBIT, PeerSettings
 from node.data.shard_cache import Cache
 from node.donor import awake
+from node.donor.caps import Kept, Month, allowed
 from node.donor.conditions import MachineFacts, State, decide, states
-from node.donor.disk_shares import Kept, allowed
 from node.donor.live import Applies, Live
 from node.donor.machine_facts import GpuPrograms, Machine
-from node.donor.month import Month
 from node.donor.owner_settings import CONDITIONS, LiveSettings
 from node.model.room import limit
 from node.swarm.view import Counters

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from node.mirror.mirror_reader import MirrorReader
+from node.mirror.snapshot_mirrors import MirrorReader
 from node.snapshot.elsewhere import Piece
 from node.snapshot.pieces import SnapshotManifest, open_manifest
 from node.snapshot.store import Receiving, SnapshotStore

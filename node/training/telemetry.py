@@ -19,8 +19,8 @@ from node.swarm.view import Counters
 from node.training.trackers import Tracking
 from protos.disk import writing
 from protos.errors import OperatorError
-from protos.json_line import as_line
 from protos.log import SignedEntry
+from protos.text import as_line
 from protos.tracing import Tracing, Value
 
 STEPS_KEPT: Final = 64

@@ -23,9 +23,8 @@ from protos.end import End
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import peer_id
 from protos.invite import Invite
-from protos.json_line import print_json
 from protos.signals import EXIT_INTERRUPTED
-from protos.text import printable
+from protos.text import print_json, printable
 
 INBOX_MAX = 1024
 PUT_SECONDS_MAX = 1.0

@@ -24,8 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from node.web import answers, views
-from node.web.event_stream import Channels, Reader, stream
-from node.web.server import TRANSPORT, HttpGuard
+from node.web.server import TRANSPORT, Channels, HttpGuard, Reader, stream
 from protos.version import software_version
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from functools import cached_property
 
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.votes import sums
-from node.optim.votes.form import Form
 from node.optim.votes.groups import VotesError
-from node.optim.votes.payload import PLAIN
+from node.optim.votes.payload import PLAIN, Form
 from node.optim.votes.ranges import borders, cut, join
 from node.wire.codec import Update, encode_update
 from protos import slices

@@ -14,15 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from node.optim.base import BaseConfig
+from node.optim.base import TABLES, BaseConfig, is_named_table
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.exact import transforms
 from node.optim.layout import Layout, named_tensors
 from node.optim.local import LocalConfig, LocalSteps
-from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.paper_demo import PaperConfig, PaperDeMo
 from node.optim.parameter_groups import author_of
 from node.optim.step import as_tensor, spend
-from node.optim.tables import TABLES, is_named_table
 from node.optim.tiles import look_ahead
 from node.pictures import allreduce_bytes
 from protos.optimizer_config import OptimizerConfig

@@ -32,15 +32,14 @@ from coordinator.web.actions import Changes, Invites, wanted_settings
 from coordinator.web.requests import Request
 from node.archive import files
 from node.blobs.audience import Audience
-from node.blobs.blobs import BlobServer, WireBytes
+from node.blobs.blobs import BlobServer, HolderStreams, Stream, WireBytes
 from node.blobs.fetcher import Asking
-from node.blobs.holder_streams import HolderStreams, Stream
 from node.blobs.turns import Attempt
 from node.control.control_server import answered
 from node.data import manifest as shard_manifest
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
-from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.paper_demo import PaperConfig, PaperDeMo
 from node.optim.votes.sums import SUMMED
 from node.optim.votes.sums import pack as pack_sums
 from node.overlay import reach

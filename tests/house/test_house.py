@@ -89,7 +89,7 @@ def test_importing_the_peers_side_does_nothing() -> None:
 
 def test_the_page_needs_neither_torch_nor_hivemind() -> None:
     facts = _import_all("node.web", "starlette,uvicorn,grpc,pydantic,structlog,typer,rich")
-    assert facts["imported"] >= 10  # type: ignore[operator]
+    assert facts["imported"] >= 8  # type: ignore[operator]
     assert not facts["torch"]
     assert not facts["hivemind"]
 

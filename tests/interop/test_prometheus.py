@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.system.local_swarm import LocalSwarm, toml_of_run, wait_for
+from tests.waiting import free_port
 
 pytestmark = [pytest.mark.system, pytest.mark.interop, pytest.mark.timeout(240)]
 
@@ -28,11 +28,6 @@ def programs() -> tuple[str, str]:
     if None in found:
         pytest.skip("no prometheus here: apt-get install prometheus")
     return found  # type: ignore[return-value]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Watched(LocalSwarm):

@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from tests.system.local_swarm import LocalSwarm, toml_of_run, wait_for
+from tests.waiting import free_port
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 EXAMPLE = Path("deploy/proxy/nginx.conf")
@@ -45,11 +46,6 @@ class Behind(LocalSwarm):
             "SWARMENTUM_COORDINATOR_OPERATOR_WEB_HOST": OPERATORS_NAME,
         }
         return page if name == "coordinator" else {}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -279,7 +279,7 @@ async def _three_steps(host: Any, topic: str, log: Log, watch: Watching) -> None
 
 
 def test_the_topic_is_the_one_that_peers_use() -> None:
-    from node.swarm.gossip import topic_of as topic_of_peers
+    from node.swarm.announcements import topic_of as topic_of_peers
 
     assert topic_of(bytes(range(32))) == topic_of_peers(bytes(range(32)))
 

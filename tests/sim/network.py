@@ -18,8 +18,8 @@ import grpc
 
 from node.overlay.daemon import Ready
 from node.overlay.host import Host, nothing_to_do
+from node.overlay.links import STREAM_OPEN_SECONDS_MAX, StreamHandler
 from node.overlay.pubsub import MessageHandler
-from node.overlay.streams import STREAM_OPEN_SECONDS_MAX, StreamHandler
 from protos.errors import NetworkError, Refusal
 from protos.identity import Identity, peer_id
 from tests.sim.clock import VirtualLoop

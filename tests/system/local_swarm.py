@@ -131,6 +131,14 @@ class Process:
         self._file.close()
 
 
+def leave(*processes: Process) -> None:
+    """Interrupt them all, and wait until they have left."""
+    for process in processes:
+        process.interrupt()
+    for process in processes:
+        process.finish(30)
+
+
 class LocalSwarm:
     """A coordinator, a relay if the run names it, and peers by name."""
 
@@ -224,6 +232,11 @@ class LocalSwarm:
             return []
         text = path.read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def warnings(self, name: str) -> list[str]:
+        """The warnings in the log of a program of this swarm."""
+        lines = (self.folder / f"{name}.log").read_text().splitlines()
+        return [json.loads(line)["event"] for line in lines if line.startswith("{") and "warning" in line]
 
     def last_step(self, name: str) -> int:
         steps = self.steps(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import free_port
 
 READY_SECONDS_MAX = 30.0
 
@@ -42,7 +43,7 @@ class Postgres:
             raise NoPostgresError("no PostgreSQL server here (apt-get install postgresql)")
         # Not below pytest's folder: each pytest that starts closes that folder to other users, such as `postgres`.
         self._bin, self._folder = binaries[-1], Path(tempfile.mkdtemp(prefix="swarmentum-pg-"))
-        self.host, self.port = host, _free_port() if host == "127.0.0.1" else 5432
+        self.host, self.port = host, free_port() if host == "127.0.0.1" else 5432
         self._as = self._somebody_else()
         data = self._folder / "data"
         self._run("initdb", "-D", str(data), "--auth=trust", "--username=swarm", "--encoding=UTF8")
@@ -107,9 +108,3 @@ class Postgres:
                 self.process.wait(10)
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

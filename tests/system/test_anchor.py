@@ -1,13 +1,12 @@
 """A run with an anchor: its word counts, and a joiner that finds everybody gone starts from it."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PATIENT, TINY_MODEL, LocalSwarm, Process, digests_by_step, toml_of_run, wait_for
+from tests.system.local_swarm import PATIENT, TINY_MODEL, LocalSwarm, digests_by_step, leave, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -41,7 +40,7 @@ def test_a_run_with_an_anchor_lives_on_it_when_all_peers_have_left(swarm: LocalS
     assert all(len(digests) == 1 for digests in digests_by_step(*steps).values())
     assert not any(line["accepted"] for line in swarm.steps("anchor")), "it does not train"
 
-    _leave(*peers)
+    leave(*peers)
     at = swarm.last_step("anchor")
     cyd = swarm.join("cyd")
     loaded = wait_for("the snapshot", lambda: swarm.events("cyd", "loading snapshot"))
@@ -49,24 +48,12 @@ def test_a_run_with_an_anchor_lives_on_it_when_all_peers_have_left(swarm: LocalS
     wait_for("cyd to be ready", lambda: any(p["phase"] == "ready" and not p["anchor"] for p in swarm.status()["peers"]))
 
     # all away, the anchor too: a joiner waits for as long as its person lets it
-    _leave(cyd, anchor)
+    leave(cyd, anchor)
     swarm.join("dan")
-    wait_for("a word about it", lambda: [e for e in _warnings(swarm, "dan") if "no peer that has the model" in e])
+    wait_for("a word about it", lambda: [e for e in swarm.warnings("dan") if "no peer that has the model" in e])
     assert swarm.processes["dan"].child.poll() is None
     swarm.anchor()
     swarm.join("ada")
     swarm.wait_step("dan", at + 5)
     steps = [swarm.steps(name) for name in ("ada", "bob", "cyd", "dan", "anchor")]
     assert all(len(digests) == 1 for digests in digests_by_step(*steps).values())
-
-
-def _leave(*processes: Process) -> None:
-    for process in processes:
-        process.interrupt()
-    for process in processes:
-        process.finish(30)
-
-
-def _warnings(swarm: LocalSwarm, name: str) -> list[str]:
-    lines = (swarm.folder / f"{name}.log").read_text().splitlines()
-    return [json.loads(line)["event"] for line in lines if line.startswith("{") and "warning" in line]

@@ -1,6 +1,5 @@
 """A fork: a new run that begins at an agreed snapshot of another one, with the same peers and a newcomer."""
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import pytest
 from protos.invite import Invite
 from protos.start import start_of
 from protos.v1 import log_pb2
-from tests.system.local_swarm import PATIENT, TINY_MODEL, LocalSwarm, Process, digests_by_step, toml_of_run, wait_for
+from tests.system.local_swarm import PATIENT, TINY_MODEL, LocalSwarm, digests_by_step, leave, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -61,7 +60,7 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
     for peer in peers:
         assert peer.finish(120)[0] == 0
     wait_for("the anchor's last step", lambda: swarm.last_step("anchor") == 40)
-    _leave(anchor)
+    leave(anchor)
     parent = swarm.invite.run_id.hex()
     [at_20] = digests_by_step(swarm.steps("ada"), swarm.steps("bob"), swarm.steps("anchor"))[20]
 
@@ -79,7 +78,7 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
     # nobody has the state yet: a newcomer says so, and waits
     newcomer = swarm.join("cyd")
     where = f"no peer that has the starting state (step 20 of run {parent[:16]}) is online"
-    wait_for("a word about it", lambda: [event for event in _warnings(swarm, "cyd") if where in event])
+    wait_for("a word about it", lambda: [event for event in swarm.warnings("cyd") if where in event])
     assert newcomer.child.poll() is None
     assert swarm.status()["step"] == 0
 
@@ -88,7 +87,7 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
     for peer in everyone:
         assert peer.finish(120)[0] == 0, peer.log.read_text()[-2000:]
     wait_for("the anchor's last step", lambda: swarm.last_step("anchor") == STEPS)
-    _leave(anchor)
+    leave(anchor)
     steps = [swarm.steps(name) for name in ("ada", "bob", "cyd", "anchor")]
     found = digests_by_step(*steps)
     assert sorted(found) == list(range(1, STEPS + 1))
@@ -117,7 +116,7 @@ def test_a_run_of_nan_names_the_command_that_goes_back_and_the_command_works(tmp
         pattern = r"swarmentum-coordinator (run fork [0-9a-f]{16} --from-step \d+ optimizer\.lr=\S+)"
         found = wait_for("the way back", lambda: re.search(pattern, swarm.status()["reason"]))
         diverged_at = swarm.last_step("ada")
-        _leave(ada, anchor)
+        leave(ada, anchor)
         _go_over(swarm, swarm.operate(*found[1].split()))
         fork = swarm.status()["fork"]
         assert 0 < fork["step"] <= diverged_at
@@ -130,18 +129,6 @@ def _go_over(swarm: LocalSwarm, created: dict[str, object]) -> None:
     """From now on, the swarm's commands are about this run."""
     swarm.created, swarm.link = created, str(created["invite"])
     swarm.invite = Invite.parse(swarm.link)
-
-
-def _leave(*processes: Process) -> None:
-    for process in processes:
-        process.interrupt()
-    for process in processes:
-        process.finish(30)
-
-
-def _warnings(swarm: LocalSwarm, name: str) -> list[str]:
-    lines = (swarm.folder / f"{name}.log").read_text().splitlines()
-    return [json.loads(line)["event"] for line in lines if line.startswith("{") and "warning" in line]
 
 
 def _verified(swarm: LocalSwarm, archive: Path) -> dict[str, object]:

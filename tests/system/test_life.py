@@ -16,7 +16,7 @@ from node.blobs.blobs import PROTOCOL, BlobServer, WireBytes, read_frame, write_
 from node.overlay.dht import Discovery
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
-from node.swarm.gossip import topic_of
+from node.swarm.announcements import topic_of
 from node.wire.codec import payload_hash
 from protos.envelope import Kind, seal, signed_bytes
 from protos.identity import Identity, peer_id, verify

@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from node import __main__ as command
-from node.archive.ledger import of
-from node.archive.log_file import export_log, log_entries
+from node.archive.ledger import export_log, log_entries, of
 from protos.errors import OperatorError, RefusedError
 from tests.system.local_swarm import LocalSwarm, toml_of_run
 

@@ -472,7 +472,9 @@ def test_the_page_ends_with_its_coordinator_and_a_busy_port_does_not_end_the_coo
     process = swarm.start("killed", *serve, "127.0.0.1:0")
     process.first_json()
     wait_for("page", lambda: swarm.events("killed", READY))
-    children = subprocess.run(["pgrep", "-f", "-x", ".* -m node.web .*"], capture_output=True, text=True, check=False)
+    children = subprocess.run(
+        ["pgrep", "-f", "-x", ".* -m node.web.serve .*"], capture_output=True, text=True, check=False
+    )
     of_killed = [pid for pid in map(int, children.stdout.split()) if parent_of(pid) == process.child.pid]
     assert len(of_killed) == 1
     os.kill(process.child.pid, signal.SIGKILL)

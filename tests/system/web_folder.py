@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 
-class WebFolder:
-    """`lies`: bytes of a state that are wrong, by their place. `ends_at`: no file has more bytes."""
+class WebServer:
+    """Answers each GET with `answer`, on a thread."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.lies, self.ends_at, self.ranges = folder, set[int](), 1 << 60, True
+    def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []
         outer = self
 
@@ -25,6 +24,17 @@ class WebFolder:
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        raise NotImplementedError
+
+
+class WebFolder(WebServer):
+    """`lies`: bytes of a state that are wrong, by their place. `ends_at`: no file has more bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.lies, self.ends_at, self.ranges = folder, set[int](), 1 << 60, True
 
     def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
         wanted = request.headers.get("Range")

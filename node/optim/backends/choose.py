@@ -1,6 +1,6 @@
-"""Which backend computes the step of a method on a device. The module imports numba or Triton only once one is chosen.
+"""The backends of a step: the calls that `DeMo` makes of one, and which one serves a method on a device. ADRs 7 and 11.
 
-ADRs 7 and 11 say why there are several.
+All backends give the same parameters, bit for bit. The module imports numba or Triton only once one is chosen.
 """
 
 from __future__ import annotations
@@ -8,20 +8,22 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from node.optim.aggregate import is_narrow
-from node.optim.backends.family import Family, Mixed
-from node.optim.backends.interface import Backend, Stepping
-from node.optim.backends.portable import Portable
+from node.optim.backends.portable import Family, Mixed, Portable
 from node.optim.base import Base, BaseConfig
 from node.optim.exact import transforms
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.layout import Layout
+from node.optim.second_moment import SecondMoment
+from node.optim.step import Decay
 from node.optim.tiles import tile_chunks
 from node.optim.votes import bits
 from node.optim.votes.payload import Format
@@ -30,6 +32,95 @@ from node.optim.votes.values import SIGN
 
 if TYPE_CHECKING:
     from node.optim.backends.numba.backend import Fused
+
+
+class Backend(Protocol):
+    """The heavy half of a step. Gradients and parameters are contiguous, on one device, in the layout's order."""
+
+    name: str
+
+    def norm(self, gradients: Sequence[Tensor | None]) -> float:
+        """The norm of all gradients (fp32; None counts as zeros). The norm is infinite or NaN if one of them is."""
+        ...
+
+    def fold(
+        self,
+        gradients: Sequence[Tensor | None],
+        pool: Tensor,
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        chunks: range,
+    ) -> None:
+        """`step.accumulate` the coefficients of some chunks in `momentum` [chunks, 64, 64]; `vote` without gradients is next.
+
+        `gradients` are read for cores alone. What lies in the pool comes from `pool`, fp32 [pool chunks, 64, 64].
+        """
+        ...
+
+    def vote(
+        self,
+        gradients: Sequence[Tensor | None] | None,
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        size: int,
+        second: SecondMoment | None = None,
+    ) -> Tensor:
+        """`step.accumulate` the gradients' coefficients in `momentum` [chunks, 64, 64]. Returns the payload, uint8.
+
+        `momentum` is fp32 or bf16, and votes are those of what it keeps. Without `gradients` it has them already (`fold`).
+        `step` is what `accumulate` calls lr. With `second`, gradients are divided first, in place or not. Raises
+        `NotANumber` once all momentum has been written.
+        """
+        ...
+
+    def spend(self, momentum: Tensor, packed: Tensor, size: int) -> None:
+        """Take a payload's votes out of the momentum (`step.spend`, `step.spend_ballot`)."""
+        ...
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
+    ) -> None:
+        """Move the parameters by the direction of `ballots`, `(size, payload)` each (`step.apply_update`).
+
+        The same bits from every backend. Raises `VotesError` before anything is changed.
+        """
+        ...
+
+
+@runtime_checkable
+class Stepping(Backend, Protocol):
+    """A backend of votes whose places may follow from the step."""
+
+    def at(self, draw: Draw) -> Backend:
+        """The same backend, with the same buffers, for the votes of one step. Asked for before each call."""
+        ...
+
+
+@runtime_checkable
+class Taking(Backend, Protocol):
+    """A backend that takes votes out of the momentum in the pass that makes them: to spend them later costs another pass."""
+
+    def take(
+        self,
+        gradients: Sequence[Tensor | None] | None,
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        size: int,
+        second: SecondMoment | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `vote` and then `spend`. Returns also the coefficients that were spent, fp32, valid until the next call.
+
+        If it raises `NotANumber`, they are still in the momentum.
+        """
+        ...
+
+    def put_back(self, momentum: Tensor, packed: Tensor, size: int, taken: Tensor) -> None:
+        """The inverse of spending what `take` returned."""
+        ...
+
 
 BACKEND_VARIABLE = "SWARMENTUM_OPTIM_BACKEND"
 """Environment variable that chooses the step's backend: `auto` (numba on a CPU if it is installed, Triton on a CUDA device

@@ -1,11 +1,16 @@
-"""The default method's step in torch operations, for any device, by tiles of chunks.
+"""The step in torch operations, for any device: `Portable` for the default method, and `Family` for every other one. ADR 11.
 
-Only the pool has a buffer of its own; cores are read and written in place.
+`Portable` works by tiles of chunks. Only the pool has a buffer of its own; cores are read and written in place.
+
+`Family` takes any format of votes, transform and base optimizer. It is slower: it has whole-model buffers, and no kernels of
+its own. Votes like the default's can still use kernels (`Mixed`).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,11 +18,18 @@ from torch import Tensor
 from node.optim import aggregate
 from node.optim.base import Base
 from node.optim.exact import dct
+from node.optim.exact.dct import VOTE_SUM_MAX
+from node.optim.exact.transforms import Transform
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
 from node.optim.second_moment import SecondMoment
-from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend, total_norm
+from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend, spend_ballot, total_norm
 from node.optim.tiles import core_pairs
+from node.optim.votes import groups as votes
 from node.optim.votes.payload import PLAIN, Choice, Format
+from node.optim.votes.places import Draw
+
+if TYPE_CHECKING:
+    from node.optim.backends.numba.backend import Fused
 
 _SCRATCH_PLANES = 3
 """Tiles of scratch that `votes.select` needs. The scratch is reused: fresh memory costs a page fault for every 4 KiB, which
@@ -25,7 +37,7 @@ took longer than the arithmetic."""
 
 
 class Portable:
-    """`interface.Backend` for group votes of signs after a DCT, with a chunkwise base. Scratch is four tiles, and the pool."""
+    """`choose.Backend` for group votes of signs after a DCT, with a chunkwise base. Scratch is four tiles, and the pool."""
 
     name = "torch"
     _form: Format = PLAIN
@@ -138,3 +150,81 @@ def _update(pairs: Iterable[tuple[Tensor | None, Tensor]], lr: float, weight_dec
     for part, direction in pairs:
         assert part is not None
         apply_real(part, direction, lr, weight_decay)
+
+
+class Family(Portable):
+    """`choose.Backend` for one method: `form` of the votes, `transform`, and `base`, whose state is replicated.
+
+    Votes whose places follow from the step need `at` before each call.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        device: torch.device,
+        tile_chunks: int,
+        form: Format,
+        transform: Transform,
+        base: Base,
+        cap: int = VOTE_SUM_MAX,
+    ) -> None:
+        super().__init__(layout, device, tile_chunks, base)
+        self._buffer = layout.empty(device)  # of directions
+        self._form, self._transform = form, transform
+        self._grows, self._cap = aggregate.grows(form, base.config), cap
+        self._draw: Draw | None = None
+
+    def at(self, draw: Draw) -> Family:
+        """The same backend, with the same buffers, for the votes of one step."""
+        found = copy.copy(self)
+        found._draw = draw
+        return found
+
+    def _forward(self, gradient: Tensor, scratch: Tensor) -> Tensor:
+        return self._transform.forward(gradient, out=gradient, scratch=scratch)
+
+    def _choose(self, momentum: Tensor, size: int, scratch: Tensor, first: int) -> Choice:
+        return self._form.choose(momentum, size, scratch, self._draw, first)
+
+    def spend(self, momentum: Tensor, payload: Tensor, size: int) -> None:
+        packed = self._form.read(votes.to_bytes(payload), size, len(momentum), self._draw).to(self._device)
+        for tile, _ in self._tiles(range(self._layout.chunks)):
+            ballot = packed.ballot(tile.start, tile.stop)
+            spend_ballot(momentum[tile].view(-1, CHUNK_ELEMENTS), ballot, self._form)
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
+    ) -> None:
+        total = aggregate.VoteSum(
+            self._layout.chunks, self._device, self._form, grows=self._grows, draw=self._draw, cap=self._cap
+        )
+        for size, payload in ballots:
+            total.add(size, payload)
+        weight_decay = decayed(parameters, lr, weight_decay)
+        squares = 0
+        for tile, _ in self._tiles(range(self._layout.chunks)):
+            squares += aggregate.update(total, tile.start, tile.stop, self._transform, self._buffer[tile])
+        if self._form.scaled:
+            self._buffer.mul_(aggregate.mean_factors(total, self._transform)[:, None, None])
+        elif not self._base.config.chunkwise:  # with a base that is, no direction depends on a scale
+            self._buffer.mul_(aggregate.unit_factor(total, self._transform, squares))
+        self._base.direct(self._buffer)
+        for part, direction in self._layout.pairs(parameters, self._buffer):
+            assert part is not None
+            apply_real(part, direction, lr, weight_decay)
+
+
+class Mixed:
+    """`choose.Taking` of two: kernels vote, and `Family` moves the parameters. For votes of signs, with any base."""
+
+    def __init__(self, voting: Fused, moving: Family) -> None:
+        self._parts = voting, moving
+        self.name = voting.name
+        self.norm, self.vote, self.spend = voting.norm, voting.vote, voting.spend
+        self.fold, self.take, self.put_back = voting.fold, voting.take, voting.put_back
+        self.apply = moving.apply
+
+    def at(self, draw: Draw) -> Mixed:
+        """See `Stepping.at`."""
+        voting, moving = self._parts
+        return Mixed(voting.at(draw), moving.at(draw))

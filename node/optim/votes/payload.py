@@ -7,17 +7,17 @@
     indices     `topk.encode`            top-k
     silence     `silence.encode`         only if a vote is silent, and never on the 8-bit grid, where the size 0 says it
 
-A silent vote stands for a coefficient of zero and adds nothing. All its codes are 0; a silent component of top-k has the lowest
-index that is free. A scale is 0 where the whole chunk is silent, and nowhere else. A `Format` is the run's; the size (g of
-the groups, k of top-k, n of `places`) is each peer's own. Reading refuses bytes that `encode` does not make: votes have one
-encoding. If places follow from the step (`places`), decoding needs a `Draw`, and the door (`check`) needs none.
+A silent vote stands for a coefficient of zero and adds nothing. All its codes are 0; a silent component of top-k has the
+lowest index that is free. A scale is 0 where the whole chunk is silent, and nowhere else. A `Format` is the run's; the size
+(g of the groups, k of top-k, n of `places`) is each peer's own. Reading refuses bytes that `encode` does not make: votes
+have one encoding. If places follow from the step (`places`), decoding needs a `Draw`, and the door (`check`) needs none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -28,6 +28,32 @@ from node.optim.votes import groups as votes
 from node.optim.votes.groups import VotesError
 from node.optim.votes.places import Draw
 from node.optim.votes.values import Grid
+
+
+class Form(Protocol):
+    """`payload.Format`, or `PaperForm`. `chunks` is the layout's; a format may have its own and not look at it."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The group sizes, or k, that a peer may choose."""
+        ...
+
+    def votes(self, chunks: int, size: int) -> int:
+        """Votes in one payload. Raises `VotesError` for a size that is not offered."""
+        ...
+
+    def body_bytes(self, chunks: int, size: int) -> int:
+        """The longest payload without a silent vote."""
+        ...
+
+    def bytes_max(self, chunks: int, size: int) -> int:
+        """The longest payload."""
+        ...
+
+    def check(self, data: bytes, size: int, chunks: int) -> None:
+        """The door: raises `VotesError` for bytes that no peer's `encode` makes."""
+        ...
+
 
 Selection = Literal["groups", "topk", "random", "striding", "slicing", "full", "independent"]
 

@@ -15,7 +15,7 @@ import pytest
 
 from node.archive import files
 from node.archive.verify import verify
-from node.commands.archive_copies import archive_at
+from node.commands.copies import archive_at
 from node.mirror import archive_copy
 from node.mirror.archive_copy import INDEX, copy_to, fetch
 from protos.disk import DiskError

@@ -14,8 +14,8 @@ from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.served_coordinator import serve
 from coordinator.store.checkpoint import FoldedRuns
+from coordinator.store.home_files import KnownRuns
 from coordinator.store.journal import Journal
-from coordinator.store.known_runs import KnownRuns
 from protos.errors import OperatorError
 from protos.log import run_id_of
 from protos.run_config import RunConfig

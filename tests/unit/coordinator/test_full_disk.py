@@ -7,9 +7,9 @@ import pytest
 import structlog
 
 from coordinator.clock.records import EntryCommitted
-from coordinator.serving import trouble
+from coordinator.serving import throttled_log
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.trouble import FAILING, FULL, RETRY_MS_MAX, Trouble
+from coordinator.serving.throttled_log import FAILING, FULL, RETRY_MS_MAX, Trouble
 from coordinator.store.journal import JournalError
 from protos.errors import NetworkError
 from tests.unit.coordinator.serving import peers, served, tick_of
@@ -23,8 +23,8 @@ async def test_a_full_disk_is_one_error_a_metric_and_a_reason_and_the_run_goes_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was 120 lines in 20 s that blamed the peers, and no error."""
-    monkeypatch.setattr(trouble, "RETRY_MS_MIN", 20)
-    monkeypatch.setattr(trouble, "RETRY_MS_MAX", 20)
+    monkeypatch.setattr(throttled_log, "RETRY_MS_MIN", 20)
+    monkeypatch.setattr(throttled_log, "RETRY_MS_MAX", 20)
     with small_disk(tmp_path / "disk", 4 << 20) as disk, structlog.testing.capture_logs() as lines:
         async with served(disk, WAITS) as here, peers(here, 2) as swarm:
             name = {"run": here.invite.run_id.hex()[:16]}

@@ -32,7 +32,7 @@ from coordinator.commands.signing import Operators
 from coordinator.serving import clocks
 from coordinator.store import checkpoint
 from node.archive.audit import write_from_log
-from node.archive.log_file import export_log, log_entries
+from node.archive.ledger import export_log, log_entries
 from protos import limits
 from protos.admission_config import AdmissionConfig, OperatorsConfig
 from protos.changes import settings_of

@@ -1,7 +1,9 @@
-"""What `run create` settles, and what it says about it."""
+"""What `run create` settles, and what it says about it; and the files for models that people ask for: each is a run."""
 
 import ipaddress
+import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from coordinator.commands import planning
 from coordinator.commands.checking import checked
 from coordinator.commands.planning import (
     AGGREGATORS,
+    MODELS,
     RANGED_VOTES,
     RANGES,
     adds_up,
@@ -20,6 +23,8 @@ from coordinator.commands.planning import (
     measured_of,
     planned,
     room_for_votes,
+    run_toml,
+    tokens_a_second,
     votes_needed,
     with_rate,
 )
@@ -27,6 +32,7 @@ from node.model.spec import ModelSpec, build
 from node.training.replica import Replica
 from protos.address import block_of
 from protos.admission_config import AdmissionConfig
+from protos.errors import OperatorError
 from protos.identity import peer_id
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig, config_from_json
@@ -215,3 +221,46 @@ def test_the_default_rate_follows_the_size_of_the_model(
     assert says in said if says else not said
     again = config_from_json(made.model_dump_json())
     assert with_rate(again, 8_000_000_000) == (again, "")
+
+
+PARAMETERS = {"gpt2-124m": 124_439_808, "smollm2-360m": 361_821_120, "llama-3.2-1b": 1_235_814_400}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_is_a_run_of_20_tokens_a_parameter(name: str) -> None:
+    config = RunConfig.model_validate(tomllib.loads(run_toml(name)))
+    assert config.name == name
+    tokens = config.clock.steps * config.clock.batch_samples * config.data.context
+    assert tokens > 20 * PARAMETERS[name]
+    assert config.model.config["vocab_size"] <= (1 << 16 if config.data.dtype == "uint16" else 1 << 32)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2-124m", *(pytest.param(name, marks=pytest.mark.nightly) for name in [*MODELS][1:])]
+)
+def test_run_check_says_what_each_takes(name: str, tmp_path: Path) -> None:
+    """With bytes for its tokenizer, which would come from the hub."""
+    file = tmp_path / "run.toml"
+    file.write_text(run_toml(name).replace(MODELS[name].tokenizer, "bytes"))
+    done = CliRunner().invoke(command.app, ["run", "check", str(file), "--json"])
+    assert done.exit_code == 0, done.output
+    values = json.loads(done.stdout)
+    assert values["verdict"] == "no mistakes found"
+    assert values["layout"]["parameters"] == PARAMETERS[name]
+    cost = values["cost"]
+    assert cost["least_memory_bytes"] < 13 * PARAMETERS[name]
+    assert cost["computing_seconds"]["H100"] < cost["computing_seconds"]["RTX 3060"]
+
+
+def test_the_command_prints_one_and_names_those_that_there_are() -> None:
+    runner = CliRunner()
+    assert runner.invoke(command.app, ["run", "example", "--for", "gpt2-124m"]).stdout == run_toml("gpt2-124m")
+    short, whole = (runner.invoke(command.app, ["run", "example", *flags]).stdout for flags in ([], ["--all"]))
+    assert 100 > len(short.splitlines()) > 12
+    assert len(whole.splitlines()) > 3 * len(short.splitlines())
+    with pytest.raises(OperatorError, match=r"--for gpt5: expected one of gpt2-124m, smollm2-360m, llama-3\.2-1b"):
+        run_toml("gpt5")
+
+
+def test_the_speed_of_a_card_is_a_part_of_its_peak() -> None:
+    assert tokens_a_second(10**9, 6e12) == pytest.approx(350)

@@ -14,7 +14,7 @@ from coordinator.clock.events import Disconnected, TimerFired
 from coordinator.clock.records import EntryCommitted, TickOpened
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import event_loop as runtime_module
-from coordinator.serving import event_streams, sessions, trouble
+from coordinator.serving import event_streams, sessions, throttled_log
 from protos import limits, packing
 from protos.admission_config import AdmissionConfig
 from protos.envelope import NO_RUN, Kind, seal
@@ -473,7 +473,7 @@ async def test_failing_disk_stops_nothing_for_good(tmp_path: Path, kind: str, mo
 
     An entry and the tick after it are one transaction: whichever of them fails, neither is written.
     """
-    monkeypatch.setattr(trouble, "RETRY_MS_MIN", 20)
+    monkeypatch.setattr(throttled_log, "RETRY_MS_MIN", 20)
     async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
         await begin(here, swarm)
         await one_step(swarm)

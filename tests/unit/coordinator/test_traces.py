@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.clock.effects import Effect
 from coordinator.clock.events import Disconnected, Event
-from coordinator.serving.traces import REPORTS_MAX, StepTraces
+from coordinator.serving.metrics import REPORTS_MAX, StepTraces
 from protos.identity import short
 from tests.unit.coordinator.driver import RUN_ID, Harness, key
 from tests.unit.coordinator.test_machine import contribute, opened, opened_together

@@ -18,33 +18,23 @@ from node.data.download import Mirrors, WebReader, is_public
 from node.data.manifest import MANIFEST, Shard, sha256_of
 from protos.errors import DataError, NetworkError
 from protos.web_address import is_web
+from tests.system.web_folder import WebServer
 
 DATA = bytes(range(256)) * 4000
 SHARD = Shard("0.bin", len(DATA), sha256_of(DATA))
 
 
-class Server:
+class Server(WebServer):
     """A web server that can break off, know no ranges, lie, or send people elsewhere."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.url += "/set"
         self.files = {"/set/0.bin": DATA, f"/set/{MANIFEST}": b"the manifest"}
         self.break_after = list[int]()
         self.ranges, self.status, self.location = True, 200, ""
         self.redirect_bytes = 0
         self.trickle, self.headers = 0.0, dict[str, str]()
-        self.asked = list[tuple[str, str | None]]()
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.answer(self)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/set"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
     def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
         wanted = request.headers.get("Range")

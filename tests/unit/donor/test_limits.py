@@ -19,7 +19,7 @@ from node.blobs.payloads import Payloads
 from node.doctor import lines
 from node.doctor.lines import Severity
 from node.donor import awake
-from node.donor.disk_shares import Kept, allowed, disk_for
+from node.donor.caps import Kept, allowed, disk_for
 from node.donor.live import Live
 from node.donor.owner_settings import LiveSettings
 from node.model.room import DeviceMemory, limit, within

@@ -20,10 +20,9 @@ from node.optim.step import NonFiniteGradient
 from node.ranks import channel
 from node.ranks import lead as leading
 from node.ranks.channel import RankLost
-from node.ranks.follow import follow
 from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
-from node.ranks.shard import Order
+from node.ranks.shard import Order, follow
 from node.snapshot.private import load_private
 from node.training.optimizers import demo_config, local_config
 from node.training.replica import Replica

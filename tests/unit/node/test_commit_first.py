@@ -18,6 +18,7 @@ from protos.invite import Invite
 from protos.log import Entry, seal_entry
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
+from tests.waiting import until
 
 RUN = b"r" * 32
 ADA, COORDINATOR = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
@@ -64,12 +65,6 @@ def session(folder: Path, coordinator: Coordinator, *, commits_first: bool) -> A
 
 def announcement(step: int = 1) -> update_pb2.Announcement:
     return update_pb2.Announcement(step=step, parent_hash=RUN, loss=1.0)
-
-
-async def until(what: Any) -> None:
-    async with asyncio.timeout(SECONDS_MAX):
-        while not what():
-            await asyncio.sleep(0)
 
 
 async def test_votes_are_shown_once_the_coordinator_has_their_announcement(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from node.swarm.entries import ENTRIES_AHEAD_MAX, WAITING_BYTES_MAX, Entries
+from node.swarm.entries import ENTRIES_AHEAD_MAX, WAITING_BYTES_MAX, Entries, Witness
 from node.swarm.runtime import Runtime
 from node.swarm.view import Counters, View
-from node.swarm.witness import Witness
 from protos.assignment import Range, SampleShare
 from protos.identity import Identity
 from protos.log import Entry, SignedEntry, seal_entry

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from node.blobs import blobs
 from node.blobs import fetcher as fetcher_module
 from node.blobs import turns as turns_module
-from node.blobs.blobs import BlobServer, WireBytes, read_frame, write_frame
+from node.blobs.blobs import TIMES_KEPT, BlobServer, Times, WireBytes, read_frame, write_frame
 from node.blobs.fetcher import Asking, Said
-from node.blobs.holder_streams import TIMES_KEPT, Times
 from node.blobs.turns import Attempt, Turns
 from protos.errors import NetworkError
 from protos.identity import Identity

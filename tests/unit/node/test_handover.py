@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from protos.errors import OperatorError
 from protos.optimizer_config import LocalStepsConfig, OptimizerConfig
 from protos.run_config import RunConfig
 from tests.system.tiny import TwoTokens
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RUN = bytes(32)
 RANGES = [Range(3, 8), Range(20, 23)]
@@ -253,15 +255,6 @@ def test_what_a_program_must_not_do_is_said_to_it(work: Callable[[Handover, Shar
     assert program.error is not None
     with pytest.raises(OperatorError, match=said):
         raise program.error
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums have one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_program_s_loss_checks_as_the_built_in_one_does() -> None:

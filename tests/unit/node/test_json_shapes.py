@@ -14,7 +14,7 @@ import typer
 from coordinator.__main__ import app as coordinator_app
 from coordinator.commands.invites import row_of
 from coordinator.commands.peers import rows_of
-from coordinator.commands.showing import line_of, shown
+from coordinator.commands.run_life import line_of, shown
 from coordinator.commands.signing import OrderState
 from coordinator.serving.served_coordinator import Serving
 from coordinator.store.backup import BackupSummary
@@ -30,11 +30,11 @@ from node.doctor.run_lines import Prediction
 from node.service.manager import Installed
 from node.training.telemetry import Summary
 from protos.invite import Invite
-from protos.json_line import as_line
 from protos.orders import OperatorOrder, SignedOrder, order_body
 from protos.public_runs import PublicRun
 from protos.run_config import RunConfig
 from protos.start import StartingState
+from protos.text import as_line
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2, ticket_pb2
 from protos.version import versions

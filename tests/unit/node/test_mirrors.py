@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 import structlog
 
-from node.mirror import mirror_writer
+from node.mirror import snapshot_mirrors
 from node.mirror.mirror_places import TEMPORARY, BucketPlace, FolderPlace, place_at
-from node.mirror.mirror_reader import MANIFEST, STATE, MirrorReader, file_name, folder_of_run, reader_of
-from node.mirror.mirror_writer import MirrorWriter, writer_to
+from node.mirror.snapshot_mirrors import (
+    MANIFEST,
+    STATE,
+    MirrorReader,
+    MirrorWriter,
+    file_name,
+    folder_of_run,
+    reader_of,
+    writer_to,
+)
 from node.snapshot.pieces import SnapshotManifest, describe, iterate_pieces
 from node.snapshot.store import SnapshotStore
 from node.swarm.events import Snapshot
@@ -331,7 +339,7 @@ def test_files_that_were_begun_long_ago_go(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(mirror_writer, "CLOSE_SECONDS_MAX", 20.0)
+    monkeypatch.setattr(snapshot_mirrors, "CLOSE_SECONDS_MAX", 20.0)
     return memory_bucket()
 
 

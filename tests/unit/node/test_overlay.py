@@ -20,7 +20,7 @@ from node.overlay import pubsub
 from node.overlay.dht import Discovery, _OwnRecordsOnly, open_record, run_key
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings, check_port_free
-from node.swarm.gossip import Topic
+from node.swarm.announcements import Topic
 from node.swarm.view import View
 from protos.envelope import Kind, seal
 from protos.errors import NetworkError, OperatorError, Reason, Refusal

@@ -10,7 +10,7 @@ import pytest
 
 from node.blobs import payloads
 from node.blobs.payloads import Payloads
-from node.overlay import streams
+from node.overlay import links
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm import publication, pushes
@@ -23,6 +23,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.tick import Tick
 from protos.v1 import update_pb2
+from tests.waiting import until
 
 RUN = b"r" * 32
 ADA, BOB, DAN = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
@@ -83,17 +84,11 @@ async def published(ada: Session, step: int, data: bytes) -> None:
         await ada.publish(data, update_pb2.Announcement(step=step, parent_hash=RUN, loss=1.0))
 
 
-async def until(what: Any) -> None:
-    async with asyncio.timeout(SECONDS_MAX):
-        while not what():
-            await asyncio.sleep(0.001)
-
-
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for an answer of DAN waits for longer than a test may take."""
     monkeypatch.setattr(pushes, "PUSH_PATIENCE_SECONDS", 1e6)
-    monkeypatch.setattr(streams, "STREAM_OPEN_SECONDS_MAX", 1e6)
+    monkeypatch.setattr(links, "STREAM_OPEN_SECONDS_MAX", 1e6)
 
 
 async def test_votes_are_published_though_a_neighbour_does_not_answer(tmp_path: Path) -> None:

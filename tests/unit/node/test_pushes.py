@@ -14,9 +14,8 @@ import pytest
 from node.blobs.blobs import Arrivals, WireBytes
 from node.blobs.payloads import Payloads
 from node.swarm import pushes
-from node.swarm.announcements import Announcements
+from node.swarm.announcements import Announcements, Topic
 from node.swarm.facts import Held
-from node.swarm.gossip import Topic
 from node.swarm.inbox import Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.pulls import Pulls

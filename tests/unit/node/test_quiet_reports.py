@@ -19,6 +19,7 @@ from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 from tests.unit.coordinator.driver import config
 from tests.unit.coordinator.serving import peers, served
+from tests.waiting import until
 
 RUN, KEYS = b"r" * 32, [bytes([n]) * 32 for n in range(1, 4)]
 SECONDS_MAX = 10.0
@@ -77,12 +78,6 @@ async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Coor
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS_MAX):
-        while not what():
-            await asyncio.sleep(0)
 
 
 def hold_all(outbox: Outbox) -> None:

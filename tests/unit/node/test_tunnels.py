@@ -13,6 +13,7 @@ from node.overlay import tunnels
 from node.overlay.tunnels import HERE, Tunnels
 from protos.identity import Identity
 from tests.unit.connect_proxy import connect_proxy, speaks_first
+from tests.waiting import free_port
 
 PEER = Identity.generate().peer_id
 FIRST = b"\x13/multistream/1.0.0\n"
@@ -26,12 +27,6 @@ class Log:
         self.told.append((event, facts))
 
     warning = info
-
-
-def closed_port() -> int:
-    """A port of this machine where nobody answers."""
-    with socket.create_server((HERE, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def at(port: int) -> str:
@@ -55,7 +50,7 @@ def _no_bypass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_proxy_every_address_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("https_proxy", raising=False)
-    addresses = [at(closed_port()), "/ip4/127.0.0.1/udp/9/quic-v1/p2p/" + PEER, "no address"]
+    addresses = [at(free_port()), "/ip4/127.0.0.1/udp/9/quic-v1/p2p/" + PEER, "no address"]
     assert asyncio.run(Tunnels(Log()).ways(addresses)) == addresses
 
 
@@ -89,7 +84,7 @@ def test_only_what_the_proxy_alone_reaches_goes_through_it(monkeypatch: pytest.M
         with pytest.raises(OSError, match=r"\[Errno"):
             await asyncio.open_connection(HERE, int(local.split("/")[4]))
 
-    behind, refused, beyond = closed_port(), closed_port(), f"/p2p-circuit/p2p/{Identity.generate().peer_id}"
+    behind, refused, beyond = free_port(), free_port(), f"/p2p-circuit/p2p/{Identity.generate().peer_id}"
     with network(monkeypatch, behind) as proxy, socket.create_server((HERE, 0)) as open_here:
         direct = int(open_here.getsockname()[1])
         asyncio.run(asyncio.wait_for(go(), 30))
@@ -108,7 +103,7 @@ def test_a_network_that_opens_needs_no_proxy_any_more(monkeypatch: pytest.Monkey
         finally:
             await ways.close()
 
-    behind = closed_port()
+    behind = free_port()
     with network(monkeypatch, behind) as proxy:
         asyncio.run(asyncio.wait_for(go(), 30))
 
@@ -129,7 +124,7 @@ def test_a_tunnel_whose_proxy_is_gone_says_so_and_ends_the_connection(monkeypatc
         finally:
             await ways.close()
 
-    behind = closed_port()
+    behind = free_port()
     with network(monkeypatch, behind) as proxy:
         asyncio.run(asyncio.wait_for(go(), 30))
 
@@ -156,7 +151,7 @@ def test_the_number_of_tunnels_and_connections_is_bounded(monkeypatch: pytest.Mo
         finally:
             await ways.close()
 
-    ports = [closed_port() for _ in range(tunnels.TUNNELS_MAX + 2)]
+    ports = [free_port() for _ in range(tunnels.TUNNELS_MAX + 2)]
     with network(monkeypatch, *ports):
         asyncio.run(asyncio.wait_for(go(), 30))
 
@@ -183,6 +178,6 @@ def test_a_silent_proxy_takes_no_threads_of_others(monkeypatch: pytest.MonkeyPat
             await ways.close()
 
     monkeypatch.setattr(tunnels, "CONNECT_SECONDS_MAX", 3.0)
-    behind = closed_port()
+    behind = free_port()
     with network(monkeypatch, behind) as proxy:
         asyncio.run(asyncio.wait_for(go(), 30))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node.swarm import witness
-from node.swarm.witness import Witness
+from node.swarm import entries
+from node.swarm.entries import Witness
 from protos.errors import DivergedError
 from protos.identity import Identity
 from protos.log import Entry, SignedEntry, open_entry, seal_entry
@@ -86,11 +86,11 @@ def test_a_proof_that_cannot_be_written_is_said_to_be_lost(tmp_path: Path) -> No
 
 def test_its_memory_is_bounded(told: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
     log = chain(40)
-    monkeypatch.setattr(witness, "ENTRIES_KEPT_MAX", 10)
+    monkeypatch.setattr(entries, "ENTRIES_KEPT_MAX", 10)
     for signed in log[:30]:
         told.saw(signed)
     assert list(told._told) == list(range(21, 31))
-    monkeypatch.setattr(witness, "ENTRIES_KEPT_BYTES_MAX", 3 * len(log[0].envelope))
+    monkeypatch.setattr(entries, "ENTRIES_KEPT_BYTES_MAX", 3 * len(log[0].envelope))
     for signed in [*log[30:], log[-1]]:
         told.saw(signed)
     assert len(told._told) <= 3

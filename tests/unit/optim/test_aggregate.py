@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from node.optim import aggregate
-from node.optim.backends.family import spend_ballot
+from node.optim.backends.portable import spend_ballot
 from node.optim.base import BaseConfig
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format

@@ -1,7 +1,6 @@
 """Every method of the family through the same calls: exact whatever the order and the threads, restorable, and it learns."""
 
 import math
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,6 +15,8 @@ from node.optim.digest import state_digest
 from node.optim.exact import transforms
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import VotesError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 LR = float(np.float32(0.01))
 ROTATION = transforms.given("rotation", np.linalg.qr(np.random.default_rng(3).normal(size=(64, 64)))[0])
@@ -58,15 +59,6 @@ RATES = {
     **{"sgd with sizes": 10.0, "SparseLoCo's votes": 10.0, "full, with sizes": 10.0, "Nesterov in the peer": 1.0},
 }
 """Peak learning rates of methods that LR does not suit: sizes are those of gradients, momentum adds up tenfold."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that spin for tensors this small take longer than the arithmetic."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -26,7 +26,7 @@ from node.optim.votes import groups as votes
 
 pytest.importorskip("numba")
 
-from node.optim.backends.numba import backend, emit, forward, inverse, iteration, kernels, momentum_kernels, newton
+from node.optim.backends.numba import backend, emit, forward, inverse, kernels, momentum_kernels, newton
 from node.optim.backends.numba.backend import BLOCK_ELEMENTS, Fused, Plan
 
 CPU = torch.device("cpu")
@@ -359,7 +359,7 @@ def test_without_numba_the_step_is_torch():
 
 
 def test_kernels_cached_from_other_instructions_are_not_used():
-    parts = (emit, forward, inverse, iteration, newton, chunkwise, orthogonal, smallest)
+    parts = (emit, forward, inverse, newton, chunkwise, orthogonal, smallest)
     sources = [Path(part.__file__).read_bytes() for part in (*parts, kernels, momentum_kernels)]
     own = hashlib.sha256(b"".join(sources)).hexdigest()[:16]
     fused_of(layout_of([(3,)]))

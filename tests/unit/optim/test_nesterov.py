@@ -13,8 +13,8 @@ from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.local import LocalConfig
-from node.optim.nesterov import Nesterov
 from node.optim.torch_optimizer import DeMoOptimizer
+from node.optim.voting import Nesterov
 from node.training.optimizers import demo_config, local_config
 from protos import toml_file
 from protos.optimizer_config import OptimizerConfig

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from node.optim.paper.coefficient_payload import CHUNK_SIDES, Cut, PaperForm, Spoken, largest_divisor
-from node.optim.paper.demo import PaperConfig, PaperDeMo
-from node.optim.paper.mean import Mean, basis, directions
+from node.optim.coefficient_payload import CHUNK_SIDES, Cut, PaperForm, Spoken, largest_divisor
+from node.optim.paper_demo import Mean, PaperConfig, PaperDeMo, basis, directions
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import VotesError
 

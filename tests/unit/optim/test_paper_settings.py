@@ -12,7 +12,7 @@ from coordinator.commands.planning import layout_of_run, planned
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo
 from node.optim.local import LocalConfig
-from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.paper_demo import PaperConfig, PaperDeMo
 from node.optim.torch_optimizer import DeMoOptimizer
 from node.training.optimizers import form_of, optimizer_of, paper_config
 from node.training.replica import Replica

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from node.optim.base import BaseConfig
+from node.optim.base import TABLES, BaseConfig
 from node.optim.demo import DeMoConfig
 from node.optim.local import LocalConfig
-from node.optim.paper.demo import PaperConfig
-from node.optim.tables import TABLES
+from node.optim.paper_demo import PaperConfig
 from protos.optimizer_config import BaseOptimizerConfig, LocalStepsConfig, OptimizerConfig
 
 OF_THE_REFERENCE = {"beta", "beta2"}

@@ -3,7 +3,6 @@
 Then one of two ranks alone, with every base: its parameters and base state against a whole model that is given the same votes.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from node.optim.base import BY_CHUNKS, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.local import LocalConfig, LocalSteps
-from node.optim.sharded.demo import ShardedDeMo
-from node.optim.sharded.spread import whole
+from node.optim.sharded_demo import ShardedDeMo
+from node.optim.spread import whole
 from node.optim.step import NonFiniteGradient
 from node.optim.torch_optimizer import DeMoOptimizer
 from node.optim.votes.groups import NotANumber
@@ -225,15 +224,6 @@ def alone(name: str, method: dict[str, Any]) -> list[str]:
             demo.apply(entry, lr)
         digests.append(state_digest(demos[0].parameters).hex())
     return digests
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the ranks have: more threads add up a product in another order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.long

@@ -1,7 +1,5 @@
 """What has no gradient does not move: silent votes in every format, on every backend, through every door and base."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -20,6 +18,8 @@ from node.optim.votes.groups import VotesError
 from node.optim.votes.payload import PLAIN, Format
 from node.optim.votes.values import EIGHT_BIT, GRIDS, SIGN, TWO_BIT
 from tests.unit.optim import reference
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 LR = float(np.float32(0.01))
@@ -56,14 +56,6 @@ METHODS = {
 }
 FORMATS = [Format(s, g, scaled) for s in ("groups", "topk") for g in GRIDS.values() for scaled in (False, True)]
 every_form = pytest.mark.parametrize("form", FORMATS, ids=lambda f: f"{f.selection}-{f.grid.name}-{f.scaled}")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Experts(nn.Module):

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from node.optim import aggregate
-from node.optim.backends.family import Family
 from node.optim.backends.numba.wide import Wide
 from node.optim.backends.numba.wide_kernels import CHUNK_MAX, COLUMN_MAX
+from node.optim.backends.portable import Family
 from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.exact import transforms

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from coordinator.serving.page import gone_line_of
-from node.web import answers, event_stream, server
+from node.web import answers, server
 from node.web.api_routes import app_of, description
 from node.web.followed import DoesNotHoldError, Followed
 from node.web.serve import RUNS_MAX, Shown, Site, gone_in
@@ -336,7 +336,6 @@ async def test_a_connection_that_sends_no_whole_request_is_cut_off(monkeypatch: 
 
 async def test_a_slow_reader_is_dropped_while_a_quick_one_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SEND_SECONDS_MAX", 0.5)
-    monkeypatch.setattr(event_stream, "SEND_SECONDS_MAX", 0.5)
     async with page(2) as (site, url):
         ask = f"GET /{ONE}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         with connected(url, ask, 4096) as _slow:
@@ -347,12 +346,12 @@ async def test_a_slow_reader_is_dropped_while_a_quick_one_reads_on(monkeypatch: 
                     await asyncio.sleep(0.01)
                 read, sent = 0, 0
                 while site.channels.count == 2:  # until the slow one is dropped
-                    site.channels.publish(RUN.hex(), event_stream.message("run", "x" * 200_000))
+                    site.channels.publish(RUN.hex(), server.message("run", "x" * 200_000))
                     sent += 200_000
                     while read < sent:
                         read += len(await reader.read(1 << 20))
                     await asyncio.sleep(0)
-            site.channels.publish(RUN.hex(), event_stream.message("run", "the last one"))
+            site.channels.publish(RUN.hex(), server.message("run", "the last one"))
             seen = b""
             async with asyncio.timeout(20):
                 while b"the last one" not in seen:

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from node.web import event_stream
-from node.web.event_stream import READER_MESSAGES_MAX, Channels, message, stream
+from node.web import server
+from node.web.server import READER_MESSAGES_MAX, Channels, message, stream
 
 
 def test_a_message_is_one_event_whatever_a_peer_is_called() -> None:
@@ -40,7 +40,7 @@ async def test_a_reader_that_does_not_read_is_dropped_and_the_others_get_everyth
 
 
 async def test_a_browser_that_takes_no_bytes_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "SEND_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(server, "SEND_SECONDS_MAX", 0.01)
     channels = Channels()
     reader = channels.enter("run")
     assert reader is not None

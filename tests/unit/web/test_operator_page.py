@@ -13,12 +13,23 @@ from typing import Any
 
 import pytest
 
-from coordinator.store import logins
-from coordinator.store.logins import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
+from coordinator.store import home_files
+from coordinator.store.home_files import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
 from coordinator.web import requests
 from coordinator.web.__main__ import Child, line_of
-from coordinator.web.action_log import BEGUN, FILE_BYTES_MAX, OLDER_FILE, RECORD_FILE, Record
-from coordinator.web.requests import NO_SESSION, SESSION_SECONDS_MAX, SESSIONS_MAX, WRONG_TOKEN, OperatorReply, Requests
+from coordinator.web.requests import (
+    BEGUN,
+    FILE_BYTES_MAX,
+    NO_SESSION,
+    OLDER_FILE,
+    RECORD_FILE,
+    SESSION_SECONDS_MAX,
+    SESSIONS_MAX,
+    WRONG_TOKEN,
+    OperatorReply,
+    Record,
+    Requests,
+)
 from node.operator_page import page_routes
 from node.operator_page.page_routes import BODY_BYTES_MAX, LOGINS_AT_ONCE, TOKEN, app_of
 from node.web.server import listening, server_of
@@ -79,7 +90,7 @@ class Site:
     token: str = ""
 
     def link(self) -> str:
-        return logins.make(self.home, self.wall.now)
+        return home_files.make(self.home, self.wall.now)
 
     async def get(self, path: str, **headers: str) -> Got:
         return await asyncio.to_thread(self._sent, "GET", path, None, headers)

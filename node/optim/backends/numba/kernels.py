@@ -1,24 +1,76 @@
 """The fused step over a range of chunks. Each kernel leaves the interpreter's lock alone, so that threads share a step.
 
-Importing this compiles nothing. A kernel is compiled when first called and kept beside this file, or in the user's
-cache folder where this one cannot be written. `scratch` is memory for one thread; `tensors` are addresses of fp32
-tensors, 0 for one that counts as zeros.
+Importing this compiles nothing. A kernel is compiled when first called and kept beside this file, or in the user's cache
+folder where this one cannot be written. `scratch` is memory for one thread; `tensors` are addresses of fp32 tensors, 0 for
+one that counts as zeros.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 import numpy as np
 from numba import njit
 
-from node.optim.backends.numba import emit, forward, inverse, iteration, newton
+from node.optim.backends.numba import emit, forward, inverse, newton
 from node.optim.exact import chunkwise, orthogonal, smallest
+from node.optim.exact.chunkwise import FACTOR_UNITS, GRAM_MIN, LARGEST_MIN, WHOLE_EXPONENT
+from node.optim.exact.orthogonal import COEFFICIENTS
+from node.optim.exact.smallest import SMALLEST
 
 _CHUNK, _SIDE = 4096, 64
 _ROW, _HALF_ROW = 256, 128
 """Bytes in a row of 64 fp32, and of 64 int16."""
+_, _LINEAR, _QUADRATIC = COEFFICIENTS
+
+
+@njit(nogil=True)
+def _power(value):
+    """The power of two that brings a positive number to between 2^11 and 2^12."""
+    _, exponent = math.frexp(value)
+    return math.ldexp(1.0, WHOLE_EXPONENT + 1 - exponent)
+
+
+@njit(nogil=True)
+def orthogonalise(x, gram, rows, pairs, whole, factor, iterations):
+    """`chunkwise.orthogonal_chunks` without its scale, of the fp32 chunk at the address `x`, in place.
+
+    The other addresses are room for fp32 `gram` and `rows`, `pairs`, `whole` and `factor` of int16, all of them 64 by 64.
+    """
+    peak = np.float64(newton.largest_of(x))
+    if peak < SMALLEST:
+        emit.clear(x, 4 * _CHUNK)
+        return
+    for number in range(iterations):
+        if number:
+            peak = max(np.float64(newton.largest_of(x)), LARGEST_MIN)
+        scale = _power(peak)
+        newton.to_whole(x, np.float32(scale), rows, pairs)
+        less = _power(max(np.float64(np.float32(newton.largest_square(pairs))), GRAM_MIN))
+        newton.gram_of(pairs, np.float32(less), gram, whole)
+        if number:
+            root = 1.0 / scale
+            unit = root * root / less
+        else:
+            unit = 1.0 / math.sqrt(max(np.float64(newton.all_squares(whole)), 1.0))
+            root = math.sqrt(unit * less)
+        newton.factor_of(whole, gram, np.float32(unit * less * _LINEAR), np.float32(unit * unit * _QUADRATIC), factor)
+        newton.turn(rows, factor, np.float32(root / FACTOR_UNITS), x)
+
+
+@njit(nogil=True)
+def move_map(buffer, halved, basis, target, stride, factor, lr, iterations, signs):
+    """The second pass of a chunk that is made orthogonal, and its update. `halved` is what `halve_and_pair` has written."""
+    newton.prefetch_rows(target, stride)
+    rows, x, whole = buffer + 4 * _CHUNK, buffer + 8 * _CHUNK, buffer + 12 * _CHUNK
+    for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
+        inverse.write_rows(halved + 4 * row, basis, x + row * _ROW)
+    orthogonalise(x, buffer, rows, rows + 2 * _CHUNK, whole, whole + 2 * _CHUNK, iterations)
+    newton.move_rows(x, target, stride, factor, lr, signs)
+
+
 _COLUMNS = 64
 """Bytes in 16 columns."""
 
@@ -31,7 +83,7 @@ SCRATCH_BYTES = 16 * _CHUNK
 _GROUPS_MAX = 512
 """Votes that a peer has for a chunk at the smallest group size."""
 
-_PARTS = (emit, forward, inverse, iteration, newton, chunkwise, orthogonal, smallest)
+_PARTS = (emit, forward, inverse, newton, chunkwise, orthogonal, smallest)
 _FILES = [*(str(part.__file__) for part in _PARTS), __file__, str(Path(__file__).with_name("momentum_kernels.py"))]
 _EMITTED = hashlib.sha256(b"".join(Path(name).read_bytes() for name in _FILES)).hexdigest()[:16]
 """Numba's cache looks at a function's file and name; so the name says what else is compiled in."""
@@ -204,7 +256,7 @@ def apply(first, last, scratch, plan, tensors, ballots, factor, lr, multiples, s
         inverse.halve_and_pair(columns, pairs)
         target, stride = _find(plan, tensors, chunk, buffer)
         if maps[chunk]:
-            iteration.move_map(buffer, pairs, e2, target, stride, factor, lr, iterations, signs)
+            move_map(buffer, pairs, e2, target, stride, factor, lr, iterations, signs)
             continue
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
         for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):

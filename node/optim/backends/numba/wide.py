@@ -45,7 +45,7 @@ _NO_PLACES: npt.NDArray[np.int16] = np.empty((0, 0), dtype=np.int16)
 class Wide(Fused):
     """`backends.base.Backend` on a CPU, for signs in any selection but top-k, after a DCT, with base `sign`.
 
-    With another base its votes serve in `family.Mixed`. Votes whose places follow from the step need `at` before each call.
+    With another base its votes serve in `portable.Mixed`. Votes whose places follow from the step need `at` before each call.
     """
 
     def __init__(self, layout: Layout, form: Format, cap: int, base: Base) -> None:

@@ -31,7 +31,7 @@ from node.optim.votes.topk import SIZES
 # nothing is pooled: a side of 97 has chunks of 1, and a vector is transformed in one dimension. Holds no tensor.
 
 CHUNK_SIDES = (8, 16, 32, 64, 128)
-"""Sides that a run may ask for: the exact inverse is proven for these (`mean.py`), and an index fits 16 bits."""
+"""Sides that a run may ask for: the exact inverse is proven for these (`paper_demo.py`), and an index fits 16 bits."""
 
 
 def largest_divisor(side: int, most: int) -> int:

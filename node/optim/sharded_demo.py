@@ -26,12 +26,10 @@ from node.optim.demo import DeMoConfig
 from node.optim.dtensor import is_dealt, is_dtensor
 from node.optim.laid_out import LaidOut
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace, kinds_of, named_tensors
-from node.optim.nesterov import Nesterov
-from node.optim.saved import check_state, private_state
 from node.optim.second_moment import SecondMoment, local_part
-from node.optim.sharded.gradient_rows import checked, fill_share, matrix_of
-from node.optim.sharded.spread import Pieces, Spread
+from node.optim.spread import Pieces, Spread, checked, fill_share, matrix_of
 from node.optim.step import (
+    Contributions,
     NonFiniteGradient,
     Votes,
     accumulate,
@@ -44,7 +42,7 @@ from node.optim.step import (
 from node.optim.tiles import tile_chunks
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.payload import Choice
-from node.optim.voting import ParameterState, Voting, own_tensors
+from node.optim.voting import Nesterov, ParameterState, Voting, check_state, own_tensors, private_state
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -265,11 +263,7 @@ class ShardedDeMo(Voting):
 
     @torch.no_grad()
     def apply(
-        self,
-        contributions: Sequence[tuple[int, bytes]],
-        lr: float,
-        step: int | None = None,
-        authors: Sequence[bytes] = (),
+        self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
         """As `DeMo.apply`, each rank for its own shard; the same bits as on one device."""
         lr = exact_float32(lr)

@@ -1,1 +1,0 @@
-"""The same optimizer over the devices of one peer."""
