@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from coordinator.clock import electorate, holder_counts, rules
+from coordinator.clock.doubts import SummedStep
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Run, Summing
@@ -189,6 +190,14 @@ def _most(sums: Mapping[bytes, Slice], needed: int) -> Slice | None:
     most = max(counts.values(), default=0)
     best = [aggregate for aggregate, count in counts.items() if count == most]
     return best[0] if most >= needed and len(best) == 1 else None
+
+
+def summed_step(step: OpenStep, aggregate: Aggregate, electors: Collection[bytes]) -> SummedStep:
+    """What is kept of a decided step, in case somebody doubts a sum."""
+    pairs = list(zip(_by_range(step), aggregate.parts, strict=True))
+    signers = tuple(tuple(key for key, it in sums.items() if it == right) for sums, right in pairs)
+    others = tuple(tuple(key for key, it in sums.items() if it != right) for sums, right in pairs)
+    return SummedStep(frozenset(electors), signers, others)
 
 
 def rested(run: Run, step: OpenStep) -> Outcome:

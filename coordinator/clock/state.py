@@ -8,6 +8,7 @@ from enum import Enum
 from functools import lru_cache, reduce
 from operator import or_
 
+from coordinator.clock.doubts import Doubts
 from coordinator.clock.effects import Effect
 from coordinator.clock.events import Claim
 from coordinator.clock.operator_orders import OperatorOrders
@@ -286,6 +287,7 @@ class Run:
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None
     durations_ms: tuple[int, ...] = ()
+    doubts: Doubts = field(default_factory=Doubts)
     electors: Electors | None = None
     """They follow from other fields (`electorate.py`), and are kept because every report of a state needs them."""
     reported_digests: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)

@@ -160,7 +160,11 @@ def _is_out(run: Run, public_key: bytes) -> bool:
 
 
 def _decide(run: Run, now_ms: int, aggregate: Aggregate | None, first: list[Effect]) -> Outcome:
+    current = run.step
     run, effects, told = entry_decision.commit(run, now_ms, aggregate)
+    if aggregate is not None and current is not None and not run.anchored:
+        of = aggregation.summed_step(current, aggregate, electorate.electors(run, run.head_step))
+        run = replace(run, doubts=run.doubts.kept(run.head_step, of))
     run, more = _after_commit(run, now_ms)
     return run, [*first, *effects, *more, *told]
 

@@ -18,7 +18,7 @@ from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import ByRange, View, aggregators_in
 from node.wire.codec import Update
-from protos.checks import VERDICT_STEPS, drawn
+from protos.checks import AUDIT_STEPS, VERDICT_STEPS, drawn
 from protos.errors import Refusal
 from protos.identity import short
 from protos.limits import HASH_BYTES, PAYLOAD_BYTES_MAX
@@ -47,6 +47,8 @@ class PayloadDecoder(Protocol):
 
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes: ...
 
+    def is_sum(self, data: bytes, updates: Sequence[Update], step: int, hidden: int = 0) -> bool: ...
+
     def open_aggregate(
         self, data: bytes, step: int, named_bytes: int, refused: Callable[[Refusal], None] | None = None
     ) -> tuple[Update, ...]: ...
@@ -69,7 +71,7 @@ class Collector:
         whole: bool = False,
     ) -> None:
         self._public_key, self._view = public_key, view
-        self._sums: dict[int, frozenset[bytes]] = {}  # of the last steps, whose payloads may still be checked
+        self._sums: dict[int, frozenset[bytes]] = {}  # of the last steps, whose votes may still be looked at
         self._pulls, self._payloads, self._door = pulls, payloads, door
         self._snapshots, self._runtime, self._whole = snapshots, runtime, whole
 
@@ -133,7 +135,8 @@ class Collector:
             refused(refusal)
             updates = ()
         self._sums[step] = frozenset(part.sha256 for part in aggregate.parts)
-        for old in [at for at in self._sums if at <= step - VERDICT_STEPS]:
+        kept = AUDIT_STEPS if self._view.is_unanchored else VERDICT_STEPS
+        for old in [at for at in self._sums if at <= step - kept]:
             self._payloads.keep_only(old, self._sums.pop(old))
         return Committed(signed, updates, (data,) if self._whole else (), said, by_author, came, clock())
 

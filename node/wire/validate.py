@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.votes import sums
 from node.optim.votes.form import Form
@@ -106,6 +108,22 @@ def aggregate(door: UpdateDoor, updates: Sequence[Update], step: int) -> bytes:
     read = (sums.SUMMED.read(update.votes, update.size, door.chunks) for update in updates)
     size, total = sums.add_up(read, door.chunks)
     return encode_update(door.run_id, door.layout_digest, Update(step, size, sums.pack(total, door.cap)))
+
+
+def is_sum(door: UpdateDoor, data: bytes, updates: Sequence[Update], step: int, hidden: int = 0) -> bool:
+    """Whether these can be the bytes of the sum of these votes of one range, and of `hidden` other peers' unknown ones."""
+    if not hidden:
+        return data == aggregate(door, updates, step)
+    try:
+        size, said = _sums(door, data, step)
+    except Refusal:
+        return False
+    smallest, total = sums.add_up((sums.SUMMED.read(it.votes, it.size, door.chunks) for it in updates), door.chunks)
+    if not size or (smallest and smallest < size):
+        return not smallest and not size  # a sum has the places of its smallest size
+    total, cap = sums.stacked([total], size), door.cap
+    least, most = np.clip(total - hidden, -cap, cap), np.clip(total + hidden, -cap, cap)
+    return bool(((least <= said) & (said <= most)).all())
 
 
 def bytes_max(door: UpdateDoor) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from node.assemble import LateDoor
 from node.optim.votes import sums
+from node.swarm.addends import Addends
 from node.swarm.aggregator import Aggregator
 from node.swarm.collector import COPIES_EACH, Collector, sources_of
 from node.swarm.events import Resync
@@ -92,7 +93,8 @@ def parts(
         log=quiet, refused=said.append, emit=emit, said=said,
     )  # fmt: skip
     pulls: Any = shelves
-    return Aggregator(KEYS[1], pulls, door, outbox, view, runtime, beside), shelves, outbox, door, runtime
+    addends = Addends(pulls, door, view, runtime)
+    return Aggregator(KEYS[1], pulls, door, addends, outbox, view, runtime, beside), shelves, outbox, door, runtime
 
 
 def request(*contributions: Contribution) -> pb.SumRequest:
