@@ -23,7 +23,7 @@ from protos.errors import Refusal
 from protos.identity import short
 from protos.limits import HASH_BYTES, PAYLOAD_BYTES_MAX
 from protos.log import Contribution, SignedEntry, with_payloads
-from protos.slices import Aggregate
+from protos.slices import Aggregate, fitting
 
 # A sum of log2(2 cap + 1) bits a place becomes two bits for each unit of the cap: votes, and which of them are silent.
 BALLOTS_OF_A_SUM = 8
@@ -141,11 +141,13 @@ class Collector:
         return Committed(signed, updates, (data,) if self._whole else (), said, by_author, came, clock())
 
     async def _sum(self, aggregate: Aggregate, signed: SignedEntry, by_range: ByRange) -> bytes | None:
-        """A sum's bytes. b"" if it is too long to be valid: this peer asks nobody for it. None: a snapshot is needed."""
-        if aggregate.total_bytes > self._door.aggregate_bytes_max or len(aggregate.parts) != self._view.ranges:
+        """A sum's bytes; this peer asks nobody for a slice that is too long to be valid. None: a snapshot is needed."""
+        parts, ranges = aggregate.parts, self._view.ranges
+        if len(parts) != ranges:
             return b""
         pulled = []
-        for number, part in enumerate(aggregate.parts):
+        for number in fitting(parts, [self._door.part(number).aggregate_bytes_max for number in range(ranges)]):
+            part = parts[number]
             keys = by_range[number] if number < len(by_range) else ()
             sources = sources_of(signed, self._public_key, keys, self._view.roster, number)
             pulled.append(self._pulls.aggregate(part, signed.entry.step, sources))

@@ -134,6 +134,11 @@ def bytes_max(door: UpdateDoor) -> int:
     return min(sums.sum_bytes(places, door.cap) + UPDATE_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX)
 
 
+def longest_sums(door: UpdateDoor) -> list[int]:
+    """Of each range, the bytes of the longest sum that can be valid."""
+    return [bytes_max(part) for part in door.parts]
+
+
 def open_aggregate(
     door: UpdateDoor,
     data: bytes,
@@ -143,15 +148,22 @@ def open_aggregate(
 ) -> tuple[Update, ...]:
     """Votes that add up to the sum: at most `cap` payloads. Raises `Refusal` for bytes that no aggregator makes.
 
-    `refused`: is told of each slice that no aggregator makes, and that counts as no votes; the others count.
+    `refused`: is told of each slice that no aggregator makes, and that counts as no votes; the others count. A slice that is
+    too long to be a sum is not in the data.
     """
-    if len(data) != named_bytes or len(data) > bytes_max(door):
+    if door.ranges == 1 and (len(data) != named_bytes or len(data) > bytes_max(door)):
         text = f"aggregate of {len(data)} bytes, the log names {named_bytes}, and {bytes_max(door)} are the most"
         raise Refusal(Reason.OUT_OF_RANGE, text)
+    here = list(range(door.ranges))
+    if door.ranges > 1:
+        here = slices.fitting(slices.open_list(data[: slices.list_bytes(door.ranges)]), longest_sums(door))
+    by_range = dict(zip(here, slices.split(data, door.ranges, here), strict=True))
     found: list[tuple[int, sums.Sums]] = []
-    for part, bytes_ in zip(door.parts, slices.split(data, door.ranges), strict=True):
+    for number, part in enumerate(door.parts):
         try:
-            found.append(_sums(part, bytes_, step))
+            if number not in by_range:
+                raise Refusal(Reason.TOO_LARGE, f"a sum of range {number} that is too long to be one")
+            found.append(_sums(part, by_range[number], step))
         except Refusal as refusal:
             if refused is None:
                 raise

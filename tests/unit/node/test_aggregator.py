@@ -18,13 +18,13 @@ from node.swarm.events import Resync
 from node.swarm.outbox import Outbox
 from node.swarm.view import View
 from node.wire.codec import Update, payload_hash
-from node.wire.validate import UpdateDoor, encode
+from node.wire.validate import UpdateDoor, encode, longest_sums
 from protos.assignment import Range, SampleShare
 from protos.checks import drawn
 from protos.errors import Refusal
 from protos.holdings import digest_of
 from protos.log import Contribution, Entry, SignedEntry, contributions_body, summed_entry
-from protos.slices import Aggregate, Slice, list_bytes, split, sum_in, with_slices
+from protos.slices import Aggregate, Slice, hash_of, list_bytes, split, sum_in, with_slices
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 
@@ -267,6 +267,17 @@ async def test_of_several_ranges_it_adds_up_its_own_and_everybody_takes_all() ->
     assert found is not None
     assert found.updates
     assert isinstance(runtime.said[-1], Refusal)
+    void = found.updates
+
+    long = sum_in([whole.parts[0], whole.parts[1], Slice(made[1], 1 << 27)])  # longer than the model's whole sum may be
+    entry = summed_entry(Entry(STEP, RUN, tuple(contributions), 0, b"", (), 0), long, said.payloads)
+    found = await collector.collect(SignedEntry(entry, signed.hash, b""), {}, view.by_range(STEP))
+    assert found is not None
+    assert found.updates == void, "that range alone counts as no votes, and nobody pulls its slice"
+    assert len(found.payloads[0]) < 1 << 20
+    longest = longest_sums(door._known())
+    assert hash_of(found.payloads[0], 3, long.total_bytes, longest) == long.sha256, "an archive keeps it so"
+    assert not hash_of(found.payloads[0][:-1], 3, long.total_bytes, longest)
     shelves.held.pop(made[0])
     assert await collector.collect(signed, {}, view.by_range(STEP)) is None
     assert isinstance(runtime.said[-1], Resync)
