@@ -12,6 +12,8 @@ import hashlib
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 from coordinator.clock import electorate, holder_counts, rules
 from coordinator.clock.doubts import SummedStep
@@ -201,11 +203,10 @@ def summed_step(step: OpenStep, aggregate: Aggregate, electors: Collection[bytes
 
 
 def rested(run: Run, step: OpenStep) -> Outcome:
-    """Aggregators whose sum is another than the one that counts have a rest, and so have all of a range that has none."""
-    failed, wrong = _failed(run, step), set[bytes]()
+    """Aggregators whose sum is another than the one that counts have a rest, and so have those whose range has none."""
+    none, wrong = _blamed(run, step), set[bytes]()
     for keys, sums, right in zip(step.tick.by_range, _by_range(step), _decided(run, step), strict=True):
         wrong.update(key for key in keys if right is not None and sums.get(key, right) != right)
-    none = {key for number in failed for key in step.tick.by_range[number]}
     if not wrong and not none:
         return run, []
     until, at = run.head_step + REST_STEPS, step.tick.step
@@ -218,14 +219,35 @@ def rested(run: Run, step: OpenStep) -> Outcome:
     return run, [SendNotice(NoticeKind.WAITING, why[key in wrong] + rest, to=key) for key in resting]
 
 
-def _failed(run: Run, step: OpenStep) -> list[int]:
-    """The ranges whose aggregators do not decide: they have left, or do not hold what was announced, or disagree."""
+def _blamed(run: Run, step: OpenStep) -> set[bytes]:
+    """Whom the evidence names where a range has no sum: who sent none, all that sent sums if these differ, and who has left."""
+    rows = step.tick.by_range
     if step.summing is not None:
-        return [number for number, right in enumerate(_decided(run, step)) if right is None]
-    lost = [number for number, keys in enumerate(step.tick.by_range) if _is_lost(run, keys)]
-    if lost or not step.tick.ranges:
-        return lost or [0]
-    return [number for number, mask in enumerate(holder_counts.by_range(step)) if step.claimed & ~mask]
+        undecided = [
+            (keys, sums)
+            for keys, sums, right in zip(rows, _by_range(step), _decided(run, step), strict=True)
+            if right is None
+        ]
+        return {key for keys, sums in undecided for key in keys if key not in sums or len(sums) > 1}
+    if lost := [keys for keys in rows if _is_lost(run, keys)]:
+        return {key for keys in lost for key in keys if key in run.peers and run.peers[key].gone}
+    return _hold_too_little(step)
+
+
+def _hold_too_little(step: OpenStep) -> set[bytes]:
+    """The aggregators of a range that lack what others hold. A payload that its author alone has is the author's fault, unless
+    most of the roster say so: then nobody has taken any."""
+    held = {key: step.held.get(key, 0) | step.by_anchor.get(key, 0) for key in step.tick.aggregators}
+    shown = reduce(or_, (mask & ~step.bit(key) for key, mask in held.items()), 0) & step.claimed
+    if not shown and 2 * step.claimed.bit_count() > len(step.tick.roster):
+        shown = step.claimed
+    masks = holder_counts.by_range(step) if step.tick.ranges else [step.counted]
+    return {
+        key
+        for keys, mask in zip(step.tick.by_range, masks, strict=True)
+        for key in keys
+        if shown & ~mask & ~held[key] & ~step.bit(key)
+    }
 
 
 def _digest(contributions: Iterable[Contribution]) -> bytes:
