@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
-from coordinator.clock import electorate, holder_counts, rules
+from coordinator.clock import electorate, rules
 from coordinator.clock.doubts import SummedStep
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
@@ -78,7 +78,12 @@ def dealt(anchors: Sequence[bytes], able: Sequence[bytes], ranges: int, each: in
 
 def are_lost(run: Run, step: OpenStep) -> bool:
     """Whether so many aggregators of the open step have hung up that the others cannot decide about a sum."""
-    return any(_is_lost(run, keys) for keys in step.tick.by_range)
+    tick = step.tick
+    if not (
+        step.gone & reduce(or_, tick.masks) or any(key in run.peers and run.peers[key].gone for key in tick.outside)
+    ):
+        return False  # nobody left since the draw
+    return any(_is_lost(run, keys) for keys in tick.by_range)
 
 
 def _is_lost(run: Run, keys: Sequence[bytes]) -> bool:
@@ -241,7 +246,7 @@ def _hold_too_little(step: OpenStep) -> set[bytes]:
     shown = reduce(or_, (mask & ~step.bit(key) for key, mask in held.items()), 0) & step.claimed
     if not shown and 2 * step.claimed.bit_count() > len(step.tick.roster):
         shown = step.claimed
-    masks = holder_counts.by_range(step) if step.tick.ranges else [step.counted]
+    masks = step.masks if step.tick.ranges else [step.counted]
     return {
         key
         for keys, mask in zip(step.tick.by_range, masks, strict=True)

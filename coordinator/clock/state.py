@@ -188,8 +188,9 @@ class OpenStep:
 
     Other masks are `here` (connected), `gone` (hung up) and `rarely` (missed many steps, so this step does not wait for it).
     `counted` is the mask of the authors whose payload the quorum `counted_by` holds (None: not counted yet). `most_at_ms` is
-    the time at which most of the awaited peers were counted (0: not yet). Two fields follow from others, and are kept
-    because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holder_counts.py`).
+    the time at which most of the awaited peers were counted (0: not yet). Three fields follow from others, and are kept
+    because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holder_counts.py`), and
+    `masks` has the authors whose slice each range's quorum holds.
     `checked` is the last mask of a report, with its digest. `summing`: the votes that count are decided, and not yet added up.
     """
 
@@ -209,6 +210,7 @@ class OpenStep:
     by_anchor: Mapping[bytes, int] = field(default_factory=dict)
     named_by_anchor: Mapping[bytes, frozenset[tuple[bytes, bytes]]] = field(default_factory=dict)
     tally: tuple[int, ...] = ()
+    masks: tuple[int, ...] = ()
     checked: tuple[int, bytes] = (0, b"")
     abstained: Mapping[bytes, str] = field(default_factory=dict)
     summing: Summing | None = None
