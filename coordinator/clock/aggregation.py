@@ -29,6 +29,8 @@ from protos.tick import Tick
 
 EQUAL_NEEDED = 2
 """Equal sums of peers that are no anchors."""
+AGAIN = 3
+"""So many peers make a sum again that nobody has."""
 REST_STEPS = 100
 """A peer whose sum did not count, or did not come, adds up no votes for so long."""
 RESTING_MAX = 4096
@@ -124,6 +126,18 @@ def request_for(run: Run, public_key: bytes) -> list[Effect]:
         return []
     tick = current.tick
     return [SendSumRequest(tick.step, tick.attempt, current.summing.contributions, to=public_key)]
+
+
+def asked_again(run: Run, now_ms: int) -> list[Effect]:
+    """Nobody has the sum in the newest entry: its aggregators may be gone for good. Others make it again, of the votes that
+    the authors still have; every peer knows it by its hash."""
+    here = [peer for peer in run.peers.values() if peer.is_here]
+    if not run.added or any(peer.applied_step >= run.head_step for peer in here):
+        return []
+    seed = run.head_hash + now_ms.to_bytes(8, "big")
+    able = [peer.public_key for peer in here if not peer.anchor and electorate.is_believed(run, peer.public_key)]
+    drawn = sorted(able, key=lambda key: hashlib.sha256(seed + key).digest())[:AGAIN]
+    return [SendSumRequest(run.head_step, 0, run.added, to=key) for key in drawn]
 
 
 def summed(run: Run, reporter: bytes, said: Summed) -> Outcome:

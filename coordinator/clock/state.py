@@ -290,6 +290,7 @@ class Run:
     step: OpenStep | None = None
     durations_ms: tuple[int, ...] = ()
     doubts: Doubts = field(default_factory=Doubts)
+    added: tuple[Contribution, ...] = ()  # the votes of the newest entry, if it has their sum
     electors: Electors | None = None
     """They follow from other fields (`electorate.py`), and are kept because every report of a state needs them."""
     reported_digests: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)

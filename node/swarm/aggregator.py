@@ -42,15 +42,17 @@ class Aggregator:
         self._working: asyncio.Task[None] | None = None
 
     def asked(self, request: pb.SumRequest) -> None:
-        """The coordinator asks for a sum of the open step. Raises `Refusal` for a request that is no such."""
+        """The coordinator asks for a sum of the open step, or for that of the newest entry, which nobody has. Raises `Refusal`
+        for a request that is no such."""
         contributions = open_contributions(request.contributions)
         if self._working is not None:
             self._working.cancel()
-        if request.step > self._view.step:
+        if request.step > self._view.step or (request.step, request.attempt) == (self._view.step, 0):
             self._working = self._runtime.spawn(self._add_up(request.step, request.attempt, contributions))
 
     async def _add_up(self, step: int, attempt: int, contributions: Sequence[Contribution]) -> None:
-        mine, ranges = self._view.ranges_of(step, self._public_key), self._view.ranges
+        ranges, decided = self._view.ranges, not attempt
+        mine = tuple(range(ranges)) if decided else self._view.ranges_of(step, self._public_key)
         if not mine:
             return  # the step is open with other aggregators meanwhile
         cuts = await self._addends.cuts(contributions, step, mine, self._view.by_range(step))
@@ -66,5 +68,8 @@ class Aggregator:
         named, digest = [slice_of(data) for data in sums], payload_hash(hashes)
         for sha256, made in (*zip((it.sha256 for it in named), sums, strict=True), (digest, hashes)):
             self._pulls.keep_own(step, sha256, made)
+        if decided:
+            self._runtime.log.warning("made a sum of the log again, which nobody had", step=step)
+            return
         aggregate = Aggregate(named[0].sha256, named[0].total_bytes) if ranges == 1 else sum_in(named)
         self._outbox.add_sum(step, attempt, digest, aggregate)

@@ -97,6 +97,14 @@ def test_aggregators_that_lie_alike_stop_the_run_and_who_cries_wolf_does_not(see
     assert all(line.endswith("finished: 40 steps") for line in lines if "wolf" in line)
 
 
+@pytest.mark.long
+@few_seeds(1, 8)
+def test_a_sum_that_was_lost_with_the_only_aggregator_is_made_again_of_the_authors_votes(seeds: int) -> None:
+    """In the middle of a run, and after its last entry. The run waited for the anchor for ever."""
+    told = finished(start(*map(str, range(seeds)), module="tests.sim.lost_sums"))
+    assert told.count("all came to step 14") == 4 * seeds
+
+
 @few_seeds(6, 24)
 def test_who_announces_two_payloads_is_excluded_and_nobody_else(seeds: int) -> None:
     """With the evidence in the log: the checkers look (tests/sim/checkers.py), here and where all else goes wrong, too."""

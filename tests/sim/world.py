@@ -333,7 +333,7 @@ class PeerProcess:
             config,
             replica,
             swarm,
-            world.samples(config),
+            self.samples(config),
             Summary(self.identity.peer_id, "cpu"),
             _Never(self),
             patience_seconds=overlay.patience_seconds,
@@ -346,6 +346,10 @@ class PeerProcess:
         trainer.finish()
         swarm._call(swarm._session.stop(leaving=True), 10.0)
         return finished
+
+    def samples(self, config: RunConfig) -> Samples | None:
+        """What it trains on; None: it is an anchor."""
+        return self.world.samples(config)
 
     def _made(self, session: Session) -> Session:
         self._session = session

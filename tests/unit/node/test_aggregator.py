@@ -283,6 +283,28 @@ async def test_of_several_ranges_it_adds_up_its_own_and_everybody_takes_all() ->
     assert isinstance(runtime.said[-1], Resync)
 
 
+async def test_a_sum_of_the_log_that_nobody_has_is_made_again_in_all_ranges() -> None:
+    """Its bytes are those of its aggregators. A request for an earlier attempt at the decided step makes nothing."""
+    data = [payload(n, 3) for n in range(3)]
+    contributions = [named(key, it, 3) for key, it in zip(KEYS, data, strict=False)]
+    aggregator, shelves, outbox, *_ = parts(*data, ranges=3, rows=(b"\0",) * 3)
+    aggregator.asked(request(*contributions))
+    await settle(aggregator)
+    assert outbox.summed is not None
+    said, outbox.summed, before = outbox.summed, None, {*shelves.held}
+    made = {said.payloads, *(it.sha256 for it in said.aggregate.parts)}
+    for name in made:
+        del shelves.held[name]
+    aggregator._view.chain.step, aggregator._view.tick = STEP, None
+    for attempt in (2, 0):
+        asked = request(*contributions)
+        asked.attempt = attempt
+        aggregator.asked(asked)
+        await settle(aggregator)
+        assert {*shelves.held} == (before if attempt == 0 else before - made)
+    assert outbox.summed is None, "nobody waits for its word"
+
+
 async def test_who_adds_up_nothing_any_more_is_silent() -> None:
     aggregator, _, outbox, *_ = parts(payload(1, 2), ranges=2, rows=(b"\1", b"\1"))
     aggregator.asked(request(named(KEYS[0], payload(1, 2), 2)))
