@@ -129,10 +129,10 @@ def request_for(run: Run, public_key: bytes) -> list[Effect]:
 
 
 def asked_again(run: Run, now_ms: int) -> list[Effect]:
-    """Nobody has the sum in the newest entry: its aggregators may be gone for good. Others make it again, of the votes that
-    the authors still have; every peer knows it by its hash."""
+    """Most peers lack the sum in the newest entry: its aggregators may be gone for good. Others make it again, of the votes
+    that the authors still have; every peer knows it by its hash. One word that it is there stops nobody."""
     here = [peer for peer in run.peers.values() if peer.is_here]
-    if not run.added or any(peer.applied_step >= run.head_step for peer in here):
+    if not run.added or 2 * sum(peer.applied_step >= run.head_step for peer in here) > len(here):
         return []
     seed = run.head_hash + now_ms.to_bytes(8, "big")
     able = [peer.public_key for peer in here if not peer.anchor and electorate.is_believed(run, peer.public_key)]

@@ -128,7 +128,9 @@ def _doubted(run: Run, reporter: bytes, step: int, number: int) -> Outcome:
     if verdict is not Doubt.FORGED:
         return run, []
     right, words = doubts.steps[step].others[number], doubts.words(step, number)
-    run = replace(run, resting={key: until for key, until in run.resting.items() if key not in right})
+    resting = {key: until for key, until in run.resting.items() if key not in right}
+    resting |= dict.fromkeys(doubts.steps[step].signers[number], run.head_step + aggregation.REST_STEPS)
+    run = replace(run, resting=resting)
     effects: list[Effect] = []
     if not run.is_paused and run.phase is not Phase.FINISHED:
         run, effects = memory.written(run, RunPaused(words))

@@ -177,6 +177,7 @@ def check(played: Played) -> None:
         assert named <= {short(key) for key in played.liars}, words
         step = int(words.split(" of step ")[1].split()[0])
         assert run.head_step <= step + AUDIT_STEPS
+        assert run.resting.keys() <= played.liars, "who was right adds up again"
     elif played.lies:
         assert run.head_step == STEPS
 

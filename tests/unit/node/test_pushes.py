@@ -387,7 +387,11 @@ async def test_what_slices_take_is_what_their_payload_takes() -> None:
     took = ada._arrivals.milliseconds(name)
     assert took is not None
     assert 0 <= took < 1000 * SECONDS_MAX
-    for sha256, milliseconds in ((name, 1), (slices.slice_of(b"of step 1").sha256, 7000), (b"a snapshot's piece", 9000)):
+    for sha256, milliseconds in (
+        (name, 1),
+        (slices.slice_of(b"of step 1").sha256, 7000),
+        (b"a snapshot's piece", 9000),
+    ):
         for _ in range(3):
             ada._arrivals.pulled(sha256, milliseconds)
     assert ada._arrivals.milliseconds(name) == 7000
