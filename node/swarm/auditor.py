@@ -8,6 +8,7 @@ withholds its own votes gains no more than it may vote. Refuses to believe anoth
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 from node.swarm.addends import Addends
@@ -44,18 +45,25 @@ class Auditor:
         self._public_key, self._pulls, self._door, self._addends = public_key, pulls, door, addends
         self._outbox, self._view, self._runtime, self._aside = outbox, view, runtime, aside
         self._kept: dict[int, tuple[SignedEntry, ByRange]] = {}
+        self._own: dict[int, tuple[bytes, dict[int, Slice]]] = {}
         self._begun: set[tuple[int, int]] = set()
 
     def saw(self, signed: SignedEntry, by_range: ByRange) -> None:
-        """An entry has come, and this peer's own sum of its votes is still in the outbox. `by_range`: who added them up."""
+        """An entry has come. `by_range`: who added its votes up."""
         step, aggregate = signed.entry.step, signed.entry.aggregate
         if aggregate is None or not by_range or not self._view.is_unanchored:
             return
         self._kept[step] = signed, by_range
         self._kept = {at: it for at, it in self._kept.items() if at > step - AUDIT_STEPS}
         self._begun = {(at, number) for at, number in self._begun if at in self._kept}
-        for number in (*audited(signed, self._public_key), *self._other_sums(step, aggregate)):
+        for number in audited(signed, self._public_key):
             self.doubted(step, number)
+        self._compare(step)
+
+    def made(self, step: int, payloads: bytes, sums: Mapping[int, Slice]) -> None:
+        """This peer itself has added up ranges of a step, before its entry has come or after. `payloads`: over their hashes."""
+        self._own = {at: it for at, it in self._own.items() if at > step - AUDIT_STEPS} | {step: (payloads, dict(sums))}
+        self._compare(step)
 
     def doubted(self, step: int, number: int) -> None:
         """Somebody doubts the sum of this range."""
@@ -66,16 +74,16 @@ class Auditor:
             self._begun.add((step, number))
             self._runtime.spawn(self._audit(signed, signed.entry.aggregate, by_range, number))
 
-    def _other_sums(self, step: int, aggregate: Aggregate) -> list[int]:
-        """The ranges of which this peer itself made another sum of the same votes."""
-        said = self._outbox.summed
-        if said is None or (said.step, said.payloads) != (step, aggregate.payloads_sha256):
-            return []
-        mine = self._view.ranges_of(step, self._public_key)
-        if len(mine) != len(said.aggregate.parts):
-            return []  # of an earlier attempt
-        pairs = zip(mine, said.aggregate.parts, strict=True)
-        return [n for n, part in pairs if n < len(aggregate.parts) and aggregate.parts[n] != part]
+    def _compare(self, step: int) -> None:
+        """Look at the ranges of which this peer made another sum of the same votes: whose sum came first says nothing."""
+        signed, _ = self._kept.get(step, (None, ()))
+        payloads, sums = self._own.get(step, (b"", dict[int, Slice]()))
+        aggregate = None if signed is None else signed.entry.aggregate
+        if aggregate is None or payloads != aggregate.payloads_sha256:
+            return
+        for number, part in sums.items():
+            if number < len(aggregate.parts) and aggregate.parts[number] != part:
+                self.doubted(step, number)
 
     async def _audit(self, signed: SignedEntry, aggregate: Aggregate, by_range: ByRange, number: int) -> None:
         step, log = signed.entry.step, self._runtime.log

@@ -34,7 +34,7 @@ from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.sums import with_aggregators
 from tests.sim.world import PeerProcess, SimDoor, World, identity_of, without_threads
 
-PEERS, STEPS, SECONDS = 7, 40, 900.0
+PEERS, STEPS, SECONDS, LATE_SECONDS = 7, 40, 900.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,18 @@ class ForgingDoor(SimDoor):
         forges = bool(rows) and len(updates) > 1 and len(forgers.intersection(rows[self.number])) >= EQUAL_NEEDED
         peer.lies_in_sums = isinstance(peer, Liar) and peer.forges and forges
         return super().aggregate(updates, step)
+
+
+class Slow(PeerProcess):
+    """Adds up so slowly that the forgers' sums decide first."""
+
+    def _made(self, session: Session) -> Session:
+        async def late(function: Any, *given: Any) -> Any:
+            await asyncio.sleep(LATE_SECONDS)
+            return function(*given)
+
+        session.parts.follower._aggregator._aside = late
+        return super()._made(session)
 
 
 class Liar(PeerProcess):
@@ -118,16 +130,22 @@ def config(ranges: int, each: int) -> RunConfig:
     )  # fmt: skip
 
 
-def play(seed: int, ranges: int, *, forgers: int = 0, wolves: int = 0, hides: bool = False, each: int = 3) -> Played:
+def play(
+    seed: int, ranges: int, *, forgers: int = 0, wolves: int = 0, hides: bool = False, each: int = 3, slow: bool = False
+) -> Played:
     """A run until it stops, or to its end. `each`: aggregators of a range."""
     with tempfile.TemporaryDirectory() as folder, virtual_time(seed) as loop:
-        return loop.run_until_complete(_play(loop, seed, Path(folder), config(ranges, each), forgers, wolves, hides))
+        return loop.run_until_complete(
+            _play(loop, seed, Path(folder), config(ranges, each), forgers, wolves, hides, slow)
+        )
 
 
 async def _play(
-    loop: VirtualLoop, seed: int, folder: Path, settings: RunConfig, forgers: int, wolves: int, hides: bool
+    loop: VirtualLoop, seed: int, folder: Path, settings: RunConfig, forgers: int, wolves: int, hides: bool, slow: bool
 ) -> Played:
     world = World(loop, seed, folder, settings, PEERS)
+    if slow:
+        world.peers = [Slow(world, number, peer.compute_seconds) for number, peer in enumerate(world.peers)]
     chosen = random.Random(seed).sample(range(PEERS), forgers + wolves)
     for at, number in enumerate(chosen):
         liar = Liar(world, number, world.peers[number].compute_seconds)
@@ -154,6 +172,7 @@ async def _play(
 
 CASES: dict[str, dict[str, Any]] = {
     "two lie alike": {"forgers": 2},
+    "two lie alike before the third is done": {"forgers": 2, "slow": True},
     "two lie alike and hide their votes": {"forgers": 2, "hides": True},
     "all aggregators lie alike and hide their votes": {"forgers": 2, "hides": True, "each": 2},
     "three cry wolf": {"wolves": 3},

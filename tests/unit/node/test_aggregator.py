@@ -5,6 +5,7 @@ import hashlib
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def parts(
 ) -> tuple[Aggregator, Shelves, Outbox, LateDoor, Any]:
     shelves, outbox, door, view = Shelves(*held, ranges=ranges), Outbox(), LateDoor(), View(RUN, b"")
     door.door = UpdateDoor(RUN, LAYOUT, CHUNKS, sums.SUMMED, ranges=ranges)
-    view.ranges, view.tick = ranges, tick(rows) if rows else None
+    view.ranges, view.tick = ranges, tick(rows or (b"\0",))
 
     async def emit(event: Any) -> None:
         said.append(event)
@@ -94,7 +95,14 @@ def parts(
     )  # fmt: skip
     pulls: Any = shelves
     addends = Addends(pulls, door, view, runtime)
-    return Aggregator(KEYS[1], pulls, door, addends, outbox, view, runtime, beside), shelves, outbox, door, runtime
+    made = mock.Mock()
+    return (
+        Aggregator(KEYS[1], pulls, door, addends, outbox, made, view, runtime, beside),
+        shelves,
+        outbox,
+        door,
+        runtime,
+    )
 
 
 def request(*contributions: Contribution) -> pb.SumRequest:

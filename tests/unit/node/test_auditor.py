@@ -149,13 +149,22 @@ async def test_it_asks_for_a_range_once_and_for_none_that_there_is_not() -> None
 
 
 async def test_an_aggregator_whose_sum_is_another_looks_at_once() -> None:
-    """Two of three that lie alike are found in the same step, by the third."""
-    played = Audited(me=KEYS[2], wrong=0)
+    """Two of three that lie alike are found in the same step, by the third, whether its sum is done before the entry or after:
+    who lies need not even compute."""
     honest = Audited().parts
-    mine = [honest[n] for n in played.view.ranges_of(STEP, KEYS[2])]
-    played.outbox.add_sum(STEP, 1, played.digest, sum_in(mine))
-    played.auditor.saw(played.signed, played.by_range)
-    assert await played.found() == {FoundFalse(STEP, 0)}
+    for first in (True, False):
+        played = Audited(me=KEYS[2], wrong=0)
+        mine = {n: honest[n] for n in played.view.ranges_of(STEP, KEYS[2])}
+        for turn in (first, not first):
+            if turn:
+                played.auditor.made(STEP, played.digest, mine)
+            else:
+                played.auditor.saw(played.signed, played.by_range)
+        assert await played.found() == {FoundFalse(STEP, 0)}
+    other = Audited(me=KEYS[2], wrong=0)
+    other.auditor.saw(other.signed, other.by_range)
+    other.auditor.made(STEP, b"d" * 32, {0: honest[0]})
+    assert not await other.found(), "of other votes"
 
 
 async def test_what_it_cannot_get_is_no_proof() -> None:
