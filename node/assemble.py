@@ -34,7 +34,7 @@ from node.training.telemetry import Spans, StepLog, Summary
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import Update
-from node.wire.validate import UpdateDoor, aggregate, open_aggregate
+from node.wire.validate import UpdateDoor, aggregate, is_sum, open_aggregate
 from node.wire.validate import bytes_max as aggregate_bytes_max
 from protos.errors import Refusal
 from protos.identity import Identity
@@ -79,6 +79,10 @@ class LateDoor:
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes:
         """See `node.wire.validate.aggregate`."""
         return aggregate(self._known(), updates, step)
+
+    def is_sum(self, data: bytes, updates: Sequence[Update], step: int, hidden: int = 0) -> bool:
+        """See `node.wire.validate.is_sum`."""
+        return is_sum(self._known(), data, updates, step, hidden)
 
     def open_aggregate(
         self, data: bytes, step: int, named_bytes: int, refused: Callable[[Refusal], None] | None = None

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from protos.assignment import Range, split_samples
-from protos.log import Entry
+from protos.log import Entry, SignedEntry
 
 CHECK_ALWAYS = 1000
 """The value of `Contribution.check_permille` with which a peer's votes are checked in every step."""
@@ -29,6 +29,10 @@ LOOKED_AT_MIN = 8
 """A checker may look at so many of the subject's samples, however few it has itself."""
 LOOKED_AT_TRIED = 8
 """Of a newcomer, whose votes do not count yet, no check looks at more: identities are free, and a check is work for others."""
+AUDIT_EVERY = 20
+"""The sum of a range is added up again by one peer in one of so many steps: a twentieth of a payload a peer and step moves."""
+AUDIT_STEPS = 8
+"""The votes of so many steps stay where no anchor has added them up: somebody may want to add them up again."""
 _DOMAIN = b"swarmentum/v1/check\0"
 
 
@@ -50,6 +54,20 @@ def drawn(entry_hash: bytes, entry: Entry, checkers: int) -> Mapping[bytes, tupl
         busy.update(chosen)
         found[subject.public_key] = tuple(chosen)
     return found
+
+
+def audited(signed: SignedEntry, public_key: bytes) -> tuple[int, ...]:
+    """The ranges whose sums this peer adds up again. An aggregator can foresee an entry, but not how the coordinator signs it:
+    so the draw follows from the signature, too."""
+    aggregate, able = signed.entry.aggregate, [c.public_key for c in signed.entry.contributions]
+    if aggregate is None or not able:
+        return ()
+    seed, found = hashlib.sha256(signed.envelope).digest(), list[int]()
+    for number in range(len(aggregate.parts)):
+        turn, who = divmod(_lot(seed, b"sum", bytes([number])), len(able))
+        if turn % AUDIT_EVERY == 0 and able[who] == public_key:
+            found.append(number)
+    return tuple(found)
 
 
 def looked_at(most: int, subject: int, checker: int, *, tried: bool) -> int:

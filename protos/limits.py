@@ -22,6 +22,7 @@ PAYLOAD_BYTES_MAX = 1 << 28
 ENTRY_CONTRIBUTIONS_MAX = 2048
 ROSTER_PEERS_MAX = 2048
 AGGREGATORS_MAX = 4  # of one range of one step
+FALSE_SUMS_MAX = 64  # in one report
 RANGES_MAX = 64  # a tick names each of their aggregators by a byte
 POOL_RANGES_MAX = 4096
 ENTRY_BYTES_MAX = 352 * 1024  # of each part as many as may be, and 4 exclusions with all their evidence: 338 KB

@@ -153,8 +153,14 @@ def blobs_of(data: bytes, ranges: int, which: Iterable[int] | None = None) -> li
     return [(hashlib.sha256(it).digest(), it) for it in (*head, *parts)]
 
 
-def hash_of(data: bytes, ranges: int, named_bytes: int | None = None) -> bytes:
+def fitting(named: Sequence[Slice], longest: Sequence[int]) -> list[int]:
+    """The ranges whose slice of a sum is no longer than a valid one: nobody asks for others, and they count as no votes."""
+    return [number for number, it in enumerate(named) if it.total_bytes <= longest[number]]
+
+
+def hash_of(data: bytes, ranges: int, named_bytes: int | None = None, longest: Sequence[int] = ()) -> bytes:
     """A payload's name; empty if a slice has other bytes than its list names. `named_bytes`: the length that the log names.
+    `longest`: it is a sum, and has no slice that is longer (`fitting`).
 
     Bytes that can be no payload in slices of this length are named by their own hash: they count as no votes.
     """
@@ -165,7 +171,7 @@ def hash_of(data: bytes, ranges: int, named_bytes: int | None = None) -> bytes:
     if len(named) != ranges or total_bytes(named) != (len(data) if named_bytes is None else named_bytes):
         return hashlib.sha256(data).digest()
     try:
-        split(data, ranges)
+        split(data, ranges, fitting(named, longest) if longest and ranges > 1 else None)
     except Refusal:
         return b""
     return hashlib.sha256(data[: list_bytes(ranges)]).digest()

@@ -46,7 +46,26 @@ class Tick:
 
     def ranges_of(self, public_key: bytes) -> tuple[int, ...]:
         """The ranges whose votes this peer adds up."""
-        return tuple(number for number, keys in enumerate(self.by_range) if public_key in keys)
+        return self._ranges_of.get(public_key, ())
+
+    @cached_property
+    def _ranges_of(self) -> Mapping[bytes, tuple[int, ...]]:
+        found: dict[bytes, tuple[int, ...]] = {}
+        for number, keys in enumerate(self.by_range):
+            for key in keys:
+                found[key] = (*found.get(key, ()), number)
+        return found
+
+    @cached_property
+    def masks(self) -> tuple[int, ...]:
+        """Of each range, the places of its aggregators that are in the roster, as bits."""
+        places = self.places
+        return tuple(sum(1 << places[key] for key in keys if key in places) for keys in self.by_range)
+
+    @cached_property
+    def outside(self) -> tuple[bytes, ...]:
+        """The aggregators that are not in the roster: anchors."""
+        return tuple(key for key in self.aggregators if key not in self.places)
 
     @property
     def lr(self) -> float:

@@ -11,9 +11,12 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
-from coordinator.clock import electorate, holder_counts, rules
+from coordinator.clock import electorate, rules
+from coordinator.clock.doubts import SummedStep
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Run, Summing
@@ -26,6 +29,8 @@ from protos.tick import Tick
 
 EQUAL_NEEDED = 2
 """Equal sums of peers that are no anchors."""
+AGAIN = 3
+"""So many peers make a sum again that nobody has."""
 REST_STEPS = 100
 """A peer whose sum did not count, or did not come, adds up no votes for so long."""
 RESTING_MAX = 4096
@@ -75,7 +80,12 @@ def dealt(anchors: Sequence[bytes], able: Sequence[bytes], ranges: int, each: in
 
 def are_lost(run: Run, step: OpenStep) -> bool:
     """Whether so many aggregators of the open step have hung up that the others cannot decide about a sum."""
-    return any(_is_lost(run, keys) for keys in step.tick.by_range)
+    tick = step.tick
+    if not (
+        step.gone & reduce(or_, tick.masks) or any(key in run.peers and run.peers[key].gone for key in tick.outside)
+    ):
+        return False  # nobody left since the draw
+    return any(_is_lost(run, keys) for keys in tick.by_range)
 
 
 def _is_lost(run: Run, keys: Sequence[bytes]) -> bool:
@@ -116,6 +126,18 @@ def request_for(run: Run, public_key: bytes) -> list[Effect]:
         return []
     tick = current.tick
     return [SendSumRequest(tick.step, tick.attempt, current.summing.contributions, to=public_key)]
+
+
+def asked_again(run: Run, now_ms: int) -> list[Effect]:
+    """Most peers lack the sum in the newest entry: its aggregators may be gone for good. Others make it again, of the votes
+    that the authors still have; every peer knows it by its hash. One word that it is there stops nobody."""
+    here = [peer for peer in run.peers.values() if peer.is_here]
+    if not run.added or 2 * sum(peer.applied_step >= run.head_step for peer in here) > len(here):
+        return []
+    seed = run.head_hash + now_ms.to_bytes(8, "big")
+    able = [peer.public_key for peer in here if not peer.anchor and electorate.is_believed(run, peer.public_key)]
+    drawn = sorted(able, key=lambda key: hashlib.sha256(seed + key).digest())[:AGAIN]
+    return [SendSumRequest(run.head_step, 0, run.added, to=key) for key in drawn]
 
 
 def summed(run: Run, reporter: bytes, said: Summed) -> Outcome:
@@ -191,12 +213,19 @@ def _most(sums: Mapping[bytes, Slice], needed: int) -> Slice | None:
     return best[0] if most >= needed and len(best) == 1 else None
 
 
+def summed_step(step: OpenStep, aggregate: Aggregate, electors: Collection[bytes]) -> SummedStep:
+    """What is kept of a decided step, in case somebody doubts a sum."""
+    pairs = list(zip(_by_range(step), aggregate.parts, strict=True))
+    signers = tuple(tuple(key for key, it in sums.items() if it == right) for sums, right in pairs)
+    others = tuple(tuple(key for key, it in sums.items() if it != right) for sums, right in pairs)
+    return SummedStep(frozenset(electors), signers, others)
+
+
 def rested(run: Run, step: OpenStep) -> Outcome:
-    """Aggregators whose sum is another than the one that counts have a rest, and so have all of a range that has none."""
-    failed, wrong = _failed(run, step), set[bytes]()
+    """Aggregators whose sum is another than the one that counts have a rest, and so have those whose range has none."""
+    none, wrong = _blamed(run, step), set[bytes]()
     for keys, sums, right in zip(step.tick.by_range, _by_range(step), _decided(run, step), strict=True):
         wrong.update(key for key in keys if right is not None and sums.get(key, right) != right)
-    none = {key for number in failed for key in step.tick.by_range[number]}
     if not wrong and not none:
         return run, []
     until, at = run.head_step + REST_STEPS, step.tick.step
@@ -209,14 +238,35 @@ def rested(run: Run, step: OpenStep) -> Outcome:
     return run, [SendNotice(NoticeKind.WAITING, why[key in wrong] + rest, to=key) for key in resting]
 
 
-def _failed(run: Run, step: OpenStep) -> list[int]:
-    """The ranges whose aggregators do not decide: they have left, or do not hold what was announced, or disagree."""
+def _blamed(run: Run, step: OpenStep) -> set[bytes]:
+    """Whom the evidence names where a range has no sum: who sent none, all that sent sums if these differ, and who has left."""
+    rows = step.tick.by_range
     if step.summing is not None:
-        return [number for number, right in enumerate(_decided(run, step)) if right is None]
-    lost = [number for number, keys in enumerate(step.tick.by_range) if _is_lost(run, keys)]
-    if lost or not step.tick.ranges:
-        return lost or [0]
-    return [number for number, mask in enumerate(holder_counts.by_range(step)) if step.claimed & ~mask]
+        undecided = [
+            (keys, sums)
+            for keys, sums, right in zip(rows, _by_range(step), _decided(run, step), strict=True)
+            if right is None
+        ]
+        return {key for keys, sums in undecided for key in keys if key not in sums or len(sums) > 1}
+    if lost := [keys for keys in rows if _is_lost(run, keys)]:
+        return {key for keys in lost for key in keys if key in run.peers and run.peers[key].gone}
+    return _hold_too_little(step)
+
+
+def _hold_too_little(step: OpenStep) -> set[bytes]:
+    """The aggregators of a range that lack what others hold. A payload that its author alone has is the author's fault, unless
+    most of the roster say so: then nobody has taken any."""
+    held = {key: step.held.get(key, 0) | step.by_anchor.get(key, 0) for key in step.tick.aggregators}
+    shown = reduce(or_, (mask & ~step.bit(key) for key, mask in held.items()), 0) & step.claimed
+    if not shown and 2 * step.claimed.bit_count() > len(step.tick.roster):
+        shown = step.claimed
+    masks = step.masks if step.tick.ranges else [step.counted]
+    return {
+        key
+        for keys, mask in zip(step.tick.by_range, masks, strict=True)
+        for key in keys
+        if shown & ~mask & ~held[key] & ~step.bit(key)
+    }
 
 
 def _digest(contributions: Iterable[Contribution]) -> bytes:

@@ -18,6 +18,7 @@ class NoticeKind(Enum):
     FINISHED = "finished"
     WAITING = "waiting"
     VOTE = "vote"
+    DOUBTED = "doubted"
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,14 @@ class SendAnnouncement:
 @dataclass(frozen=True)
 class SendNotice:
     """Send `to` (None: all followers) a notice. In a re-sync, `step` is the step after which the state differs;
-    about a vote, it is the step that was decided."""
+    about a vote, it is the step that was decided; about a doubted sum, that of the sum, which is of the range `number`."""
 
     kind: NoticeKind
     reason: str
     snapshot: SnapshotFact | None = None
     to: bytes | None = None
     step: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True)

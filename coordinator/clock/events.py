@@ -116,6 +116,8 @@ class Reported:
     evaluations: tuple[bytes, ...] = ()
     """Signed by this peer, and verified."""
     summed: Summed | None = None
+    false_sums: tuple[tuple[int, int], ...] = ()
+    """(step, range) of sums that the peer has added up again, and found false."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from functools import reduce
 from operator import and_, or_
 
 from coordinator.clock.events import HeldPlaces
-from coordinator.clock.state import OpenStep
+from coordinator.clock.state import OpenStep, Quorum
 from coordinator.clock.value_copy import replace
 from protos.holdings import digest_of, places_of
 
@@ -75,37 +75,35 @@ def hold(step: OpenStep, reporter: bytes, mask: int, *, anchor: bool = False) ->
     if place is not None and new:
         step = replace(step, held={**step.held, reporter: before | new})
         if rule is not None and rule.within >> place & 1:
-            step = replace(step, tally=added(step.tally, new))
-            step = replace(step, counted=counted(step))
+            step = recounted(replace(step, tally=added(step.tally, new)), reporter)
     if anchor and rule is not None and rule.anchor:
-        step = replace(step, counted=counted(step))
+        step = recounted(step, reporter)
     return step
 
 
-def counted(step: OpenStep) -> int:
-    """Mask of the authors whose payload the quorum holds: each slice of it, if the step's aggregators take slices."""
+def recounted(step: OpenStep, reporter: bytes | None = None) -> OpenStep:
+    """The step with its mask of the authors whose payload the quorum holds: each slice of it, if its aggregators take slices.
+    `reporter`: nobody else has said anything since."""
     rule = step.counted_by
     assert rule is not None, "the step has its rule first"
-    if rule.ranges:
-        return reduce(and_, by_range(step))
-    return step.anchored if rule.anchor else reaching(step.tally, rule.needed)
+    if not rule.ranges:
+        return replace(step, counted=step.anchored if rule.anchor else reaching(step.tally, rule.needed))
+    masks = list(step.masks)
+    for number in range(len(rule.ranges)) if reporter is None or not masks else step.tick.ranges_of(reporter):
+        masks[number : number + 1] = [_held_of(step, number, rule.ranges[number])]
+    return replace(step, masks=tuple(masks), counted=reduce(and_, masks))
 
 
-def by_range(step: OpenStep) -> list[int]:
-    """Masks of the authors whose slice an anchor of the range holds, or enough of its aggregators, for each range."""
-    found = list[int]()
-    for keys, rule in zip(
-        step.tick.by_range, step.counted_by.ranges if step.counted_by is not None else (), strict=True
-    ):
-        if rule.anchor:
-            found.append(reduce(or_, (step.by_anchor.get(key, 0) for key in keys), 0))
-            continue
-        tally: tuple[int, ...] = ()
-        for key in keys:
-            if rule.within & step.bit(key):
-                tally = added(tally, step.held.get(key, 0))
-        found.append(reaching(tally, rule.needed))
-    return found
+def _held_of(step: OpenStep, number: int, rule: Quorum) -> int:
+    """Mask of the authors whose slice an anchor of the range holds, or enough of its aggregators."""
+    keys = step.tick.by_range[number]
+    if rule.anchor:
+        return reduce(or_, (step.by_anchor.get(key, 0) for key in keys), 0)
+    tally: tuple[int, ...] = ()
+    for key in keys:
+        if rule.within & step.bit(key):
+            tally = added(tally, step.held.get(key, 0))
+    return reaching(tally, rule.needed)
 
 
 def _has_room(step: OpenStep, by_anchor: Mapping[bytes, object], anchor: bytes) -> bool:

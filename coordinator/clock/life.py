@@ -9,6 +9,7 @@ ADR 44.
 from __future__ import annotations
 
 from coordinator.clock import admission, memory, operator_orders, regained, rules, setting_changes
+from coordinator.clock.doubts import FORGED
 from coordinator.clock.effects import Arm, Effect, EndStream, NoticeKind, Refuse, SendNotice
 from coordinator.clock.events import (
     ArchiveAsked,
@@ -192,4 +193,6 @@ def may_go(run: Run) -> str:
 
 def words(run: Run) -> str:
     """Why a paused run opens no step, for people."""
+    if run.pause and run.pause.startswith(FORGED):
+        return run.pause
     return "the operator paused the run" + (f": {run.pause}" if run.pause else "")

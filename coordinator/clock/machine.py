@@ -118,7 +118,12 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
 
 def _says_nothing_of_the_step(before: Run, run: Run, event: Reported, now_ms: int) -> bool:
     """Most reports in a large swarm are about applied states: the open step then stands as it stood."""
-    if run.step is None or run.step is not before.step or now_ms >= run.step.deadline_at_ms:
+    if (
+        run.step is None
+        or run.step is not before.step
+        or run.pause != before.pause
+        or now_ms >= run.step.deadline_at_ms
+    ):
         return False
     was, now = before.peers.get(event.public_key), run.peers.get(event.public_key)
     return was is not None and now is not None and was.phase is now.phase and run.snapshot is before.snapshot

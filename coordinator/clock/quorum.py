@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from functools import lru_cache, reduce
+from operator import or_
 
 from coordinator.clock import electorate, holder_counts
 from coordinator.clock.holder_counts import everyone
-from coordinator.clock.state import OpenStep, Quorum, Run
+from coordinator.clock.state import OpenStep, Peer, Quorum, Run
 from coordinator.clock.value_copy import replace
 from protos.identity import short
 from protos.start import RUN_DIGITS_SHOWN
@@ -62,19 +64,27 @@ def quorum(run: Run, step: OpenStep, now_ms: int) -> Quorum:
         return Quorum(everyone(step), len(step.tick.roster))
     within = deciders(run, step, now_ms)
     if step.tick.aggregators:
-        within = sum(step.bit(key) for key in step.tick.aggregators) & step.here
+        within = reduce(or_, step.tick.masks) & step.here
     says = bool(within & step.anchored) or any(within & step.bit(author) for author, _ in step.anchor_named)
     silent = not says and (run.anchor_late or now_ms >= step.deadline_at_ms)
     anchor = not silent and anchor_here(run)
     rule = Quorum(within, quorum_of(run.config.clock.quorum, within.bit_count()), anchor)
     if not step.tick.ranges:
         return rule
-    parts = list[Quorum]()
-    for keys in step.tick.by_range:
-        own = sum(step.bit(key) for key in keys) & step.here
-        anchored = anchor and any(key in run.anchors_here for key in keys)
-        parts.append(Quorum(own, quorum_of(run.config.clock.quorum, own.bit_count()), anchored))
-    return replace(rule, ranges=tuple(parts))
+    here = frozenset(key for key in step.tick.outside if anchor and _is_anchor_here(run.peers.get(key)))
+    ranges = frozenset(number for key in here for number in step.tick.ranges_of(key))
+    return replace(rule, ranges=_of_ranges(step.tick.masks, step.here, run.config.clock.quorum, ranges))
+
+
+@lru_cache(maxsize=64)
+def _of_ranges(masks: tuple[int, ...], here: int, part: float, anchored: frozenset[int]) -> tuple[Quorum, ...]:
+    """The quorum of each range; `anchored`: those with an anchor that is here. Most reports change nothing of it."""
+    own = [mask & here for mask in masks]
+    return tuple(Quorum(it, quorum_of(part, it.bit_count()), number in anchored) for number, it in enumerate(own))
+
+
+def _is_anchor_here(peer: Peer | None) -> bool:
+    return peer is not None and peer.anchor and peer.is_here
 
 
 def anchor_here(run: Run) -> bool:
@@ -87,8 +97,8 @@ def counted(run: Run, step: OpenStep, now_ms: int) -> OpenStep:
     now = quorum(run, step, now_ms)
     if now == step.counted_by:
         return step
-    step = replace(step, counted_by=now, tally=holder_counts.tallied(step, now.within))
-    return replace(step, counted=holder_counts.counted(step))
+    step = replace(step, counted_by=now, tally=holder_counts.tallied(step, now.within), masks=())
+    return holder_counts.recounted(step)
 
 
 def most_counted(run: Run, step: OpenStep, now_ms: int) -> bool:

@@ -7,10 +7,11 @@ parts about states and snapshots.
 from __future__ import annotations
 
 from coordinator.clock import aggregation, agreement, claims, evaluations, holder_counts, memory, transitions, trust
-from coordinator.clock.effects import Effect, Refuse, SendAnnouncement, SendNotice
+from coordinator.clock.doubts import Doubt
+from coordinator.clock.effects import Effect, NoticeKind, Refuse, SendAnnouncement, SendNotice
 from coordinator.clock.events import HeldPlaces, Reported
-from coordinator.clock.records import Equivocated
-from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Run
+from coordinator.clock.records import Equivocated, RunPaused
+from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.equivocation import Offence
 from protos.identity import short
@@ -55,10 +56,8 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
             return run, effects
     run, more = _holds(_abstained(run, event), event)
     effects += more
-    if event.summed is not None:
-        run, more = aggregation.summed(run, event.public_key, event.summed)
-        effects += more
-    return run, effects
+    run, more = _about_sums(run, event)
+    return run, effects + more
 
 
 def _about_itself(run: Run, event: Reported) -> Run:
@@ -106,6 +105,36 @@ def _accused(run: Run, reporter: bytes, offence: Offence) -> Outcome:
         return run, []  # another peer reported it before
     record = Equivocated(offence)
     return memory.written(run, record)
+
+
+def _about_sums(run: Run, event: Reported) -> Outcome:
+    """The sum that an aggregator made, and earlier sums that the peer found false."""
+    effects: list[Effect] = []
+    if event.summed is not None:
+        run, effects = aggregation.summed(run, event.public_key, event.summed)
+    for at_step, number in event.false_sums:
+        run, more = _doubted(run, event.public_key, at_step, number)
+        effects = [*effects, *more]
+    return run, effects
+
+
+def _doubted(run: Run, reporter: bytes, step: int, number: int) -> Outcome:
+    """A peer added a range up again, and found its sum false: all others look, and if most find the same, the run stops."""
+    doubts, verdict = run.doubts.heard(reporter, step, number, run.head_step, len(run.trainers))
+    run = replace(run, doubts=doubts)
+    if verdict is Doubt.ASK_ALL:
+        text = f"{short(reporter)} doubts the sum of range {number} of step {step}: every peer adds it up again"
+        return run, [SendNotice(NoticeKind.DOUBTED, text, step=step, number=number)]
+    if verdict is not Doubt.FORGED:
+        return run, []
+    right, words = doubts.steps[step].others[number], doubts.words(step, number)
+    resting = {key: until for key, until in run.resting.items() if key not in right}
+    resting |= dict.fromkeys(doubts.steps[step].signers[number], run.head_step + aggregation.REST_STEPS)
+    run = replace(run, resting=resting)
+    effects: list[Effect] = []
+    if not run.is_paused and run.phase is not Phase.FINISHED:
+        run, effects = memory.written(run, RunPaused(words))
+    return run, [*effects, SendNotice(NoticeKind.WAITING, words)]
 
 
 def _checked(run: Run, event: Reported) -> Run:

@@ -8,6 +8,7 @@ from enum import Enum
 from functools import lru_cache, reduce
 from operator import or_
 
+from coordinator.clock.doubts import Doubts
 from coordinator.clock.effects import Effect
 from coordinator.clock.events import Claim
 from coordinator.clock.operator_orders import OperatorOrders
@@ -187,8 +188,9 @@ class OpenStep:
 
     Other masks are `here` (connected), `gone` (hung up) and `rarely` (missed many steps, so this step does not wait for it).
     `counted` is the mask of the authors whose payload the quorum `counted_by` holds (None: not counted yet). `most_at_ms` is
-    the time at which most of the awaited peers were counted (0: not yet). Two fields follow from others, and are kept
-    because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holder_counts.py`).
+    the time at which most of the awaited peers were counted (0: not yet). Three fields follow from others, and are kept
+    because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holder_counts.py`), and
+    `masks` has the authors whose slice each range's quorum holds.
     `checked` is the last mask of a report, with its digest. `summing`: the votes that count are decided, and not yet added up.
     """
 
@@ -208,6 +210,7 @@ class OpenStep:
     by_anchor: Mapping[bytes, int] = field(default_factory=dict)
     named_by_anchor: Mapping[bytes, frozenset[tuple[bytes, bytes]]] = field(default_factory=dict)
     tally: tuple[int, ...] = ()
+    masks: tuple[int, ...] = ()
     checked: tuple[int, bytes] = (0, b"")
     abstained: Mapping[bytes, str] = field(default_factory=dict)
     summing: Summing | None = None
@@ -286,6 +289,8 @@ class Run:
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None
     durations_ms: tuple[int, ...] = ()
+    doubts: Doubts = field(default_factory=Doubts)
+    added: tuple[Contribution, ...] = ()  # the votes of the newest entry, if it has their sum
     electors: Electors | None = None
     """They follow from other fields (`electorate.py`), and are kept because every report of a state needs them."""
     reported_digests: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)

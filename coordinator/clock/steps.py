@@ -160,7 +160,13 @@ def _is_out(run: Run, public_key: bytes) -> bool:
 
 
 def _decide(run: Run, now_ms: int, aggregate: Aggregate | None, first: list[Effect]) -> Outcome:
+    current = run.step
     run, effects, told = entry_decision.commit(run, now_ms, aggregate)
+    added = () if current is None or current.summing is None or aggregate is None else current.summing.contributions
+    run = replace(run, added=added)
+    if aggregate is not None and current is not None and not run.anchored:
+        of = aggregation.summed_step(current, aggregate, electorate.electors(run, run.head_step))
+        run = replace(run, doubts=run.doubts.kept(run.head_step, of))
     run, more = _after_commit(run, now_ms)
     return run, [*first, *effects, *more, *told]
 
@@ -186,7 +192,9 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     if closes:
         return _decide(run, now_ms, None, [])
     if now_ms >= current.deadline_at_ms:
-        return _missed(run, current, reason, now_ms)
+        again = aggregation.asked_again(run, now_ms)
+        run, effects = _missed(run, current, reason, now_ms)
+        return run, [*again, *effects]
     return _waits(run, current, now_ms)
 
 
@@ -247,11 +255,14 @@ def _try_finish(run: Run, now_ms: int) -> Outcome:
         return run, []
     awaited = {key for key, peer in run.peers.items() if peer.phase is not PeerPhase.ABSENT}
     awaited |= {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
+    again: list[Effect] = []
+    if run.anchored and not run.anchors_here and (again := aggregation.asked_again(run, now_ms)):
+        run = replace(run, added=())  # once
     behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
     keeping = sum(key not in run.reported_snapshots.get(run.head_step, {}) for key in awaited) if run.ended else 0
     if (behind or keeping) and now_ms < run.finish_by_ms:
         what = str(run.ended) if run.ended else "the last step is committed"
-        return replace(run, reason=f"{what}; {_awaited(run, behind, keeping)}"), []
+        return replace(run, reason=f"{what}; {_awaited(run, behind, keeping)}"), again
     text = str(run.ended) if run.ended else f"finished: {run.head_step} steps"
     run = replace(run, finished_told=True, reason=text)
     return run, [SendNotice(NoticeKind.FINISHED, text, run.snapshot)]

@@ -101,6 +101,7 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
     bounded(len(body.bad_snapshots), limits.APPLIED_MAX, "bad snapshots")
     bounded(len(body.verdicts), limits.VERDICTS_MAX, "verdicts")
     bounded(len(body.equivocations), limits.EQUIVOCATIONS_MAX, "equivocations")
+    bounded(len(body.false_sums), limits.FALSE_SUMS_MAX, "false sums")
     claim = _claim(opened, body.announcement) if body.HasField("announcement") else None
     return Reported(
         opened.public_key,
@@ -126,6 +127,7 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
         owner=owner_from_body(body.owner, opened.public_key) if body.HasField("owner") else None,
         evaluations=_evaluations(opened, body.evaluations),
         summed=_summed(body.summed) if body.HasField("summed") else None,
+        false_sums=tuple((said.step, said.range) for said in body.false_sums),
     )
 
 

@@ -32,6 +32,7 @@ _NOTICE_KINDS = {
     NoticeKind.FINISHED: pb.NoticeKind.NOTICE_KIND_FINISHED,
     NoticeKind.WAITING: pb.NoticeKind.NOTICE_KIND_WAITING,
     NoticeKind.VOTE: pb.NoticeKind.NOTICE_KIND_VOTE,
+    NoticeKind.DOUBTED: pb.NoticeKind.NOTICE_KIND_DOUBTED,
 }
 
 
@@ -93,6 +94,7 @@ def notice(run: Run, effect: SendNotice, identity: Identity) -> pb.Notice:
         reason=effect.reason,
         snapshot=snapshot,
         step=effect.step,
+        range=effect.number,
         withdrawn=withdrawn_of(run),
         end=end_of(run, identity),
     )

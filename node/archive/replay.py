@@ -22,7 +22,7 @@ from node.snapshot.pieces import SnapshotManifest, check_piece, describe, iterat
 from node.training.optimizers import optimizer_of
 from node.training.replica import BASE_PREFIX
 from node.wire.codec import Update
-from node.wire.validate import UpdateDoor, bytes_max, open_aggregate
+from node.wire.validate import UpdateDoor, longest_sums, open_aggregate
 from protos.changes import Settings, with_settings
 from protos.checks import VERDICTS_NEEDED
 from protos.envelope import parse
@@ -257,9 +257,10 @@ class Replay:
         record = next((found for found in payloads if found.payload_sha256 == aggregate.sha256), None)
         if record is None:
             raise BadStepError(step, f"{name} is not in this archive")
-        if aggregate.total_bytes > bytes_max(self._door):
+        longest = longest_sums(self._door)
+        if self._door.ranges == 1 and aggregate.total_bytes > longest[0]:
             return []
-        data = self._unpacked(step, name, record, aggregate.sha256, aggregate.total_bytes)
+        data = self._unpacked(step, name, record, aggregate.sha256, aggregate.total_bytes, longest)
         told = list[Refusal]()
         try:
             updates = open_aggregate(self._door, data, step, aggregate.total_bytes, told.append)
@@ -271,14 +272,20 @@ class Replay:
         return list(updates)
 
     def _unpacked(
-        self, step: int, name: str, record: archive_pb2.ArchivedPayload, sha256: bytes, named_bytes: int
+        self,
+        step: int,
+        name: str,
+        record: archive_pb2.ArchivedPayload,
+        sha256: bytes,
+        named_bytes: int,
+        longest: Sequence[int] = (),
     ) -> bytes:
-        """The bytes of a record that have the hash in the log; BadStepError for others."""
+        """The bytes of a record that have the hash in the log; BadStepError for others. `longest`: see `hash_of`."""
         try:
             data = files.payload_of(record)
         except Refusal as refusal:
             raise BadStepError(step, f"{name}: {refusal}") from refusal
-        if hash_of(data, self._door.ranges, named_bytes) != sha256:
+        if hash_of(data, self._door.ranges, named_bytes, longest) != sha256:
             raise BadStepError(
                 step, f"{name} does not have the hash that the coordinator signed", self.genesis.coordinator
             )

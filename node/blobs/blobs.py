@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -129,9 +129,23 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._took: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._whole: OrderedDict[bytes, dict[bytes, bytes]] = OrderedDict()
+
+    def travels_as(self, name: bytes, parts: Iterable[bytes]) -> None:
+        """The payload `name` travels as a list of that hash and as these parts: what a part takes, in the same time as the
+        others, is what the payload takes. Its list says nothing."""
+        self._whole[name] = {name: b"", **dict.fromkeys(parts, name)}
+        if len(self._whole) > ARRIVALS_MAX:
+            self._whole.popitem(last=False)
+
+    def pulled(self, sha256: bytes, milliseconds: int) -> None:
+        """One puller's report on one blob, which may be a part of a payload."""
+        name = next((parts[sha256] for parts in self._whole.values() if sha256 in parts), sha256)
+        if name:
+            self.add(name, milliseconds)
 
     def add(self, sha256: bytes, milliseconds: int) -> None:
-        """One puller's report on one blob."""
+        """One peer took so long for a blob, or for its parts of a payload."""
         reports = self._took.setdefault(sha256, [])
         if len(reports) < ARRIVAL_REPORTS_MAX:
             reports.append(milliseconds)
@@ -205,7 +219,7 @@ class BlobServer:
                     raise Refusal(Reason.MALFORMED, f"hash of {len(request.sha256)} bytes")
                 self._wire.received += 4 + len(frame)
                 if whole and request.previous_ms:
-                    self.arrivals.add(whole, request.previous_ms)
+                    self.arrivals.pulled(whole, request.previous_ms)
                 found = await self._serve(request, seat, writer)
                 whole = request.sha256 if found and not request.offset else b""
         except Refusal as refusal:

@@ -18,12 +18,12 @@ from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import ByRange, View, aggregators_in
 from node.wire.codec import Update
-from protos.checks import VERDICT_STEPS, drawn
+from protos.checks import AUDIT_STEPS, VERDICT_STEPS, drawn
 from protos.errors import Refusal
 from protos.identity import short
 from protos.limits import HASH_BYTES, PAYLOAD_BYTES_MAX
 from protos.log import Contribution, SignedEntry, with_payloads
-from protos.slices import Aggregate
+from protos.slices import Aggregate, fitting
 
 # A sum of log2(2 cap + 1) bits a place becomes two bits for each unit of the cap: votes, and which of them are silent.
 BALLOTS_OF_A_SUM = 8
@@ -47,6 +47,8 @@ class PayloadDecoder(Protocol):
 
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes: ...
 
+    def is_sum(self, data: bytes, updates: Sequence[Update], step: int, hidden: int = 0) -> bool: ...
+
     def open_aggregate(
         self, data: bytes, step: int, named_bytes: int, refused: Callable[[Refusal], None] | None = None
     ) -> tuple[Update, ...]: ...
@@ -69,7 +71,7 @@ class Collector:
         whole: bool = False,
     ) -> None:
         self._public_key, self._view = public_key, view
-        self._sums: dict[int, frozenset[bytes]] = {}  # of the last steps, whose payloads may still be checked
+        self._sums: dict[int, frozenset[bytes]] = {}  # of the last steps, whose votes may still be looked at
         self._pulls, self._payloads, self._door = pulls, payloads, door
         self._snapshots, self._runtime, self._whole = snapshots, runtime, whole
 
@@ -133,16 +135,19 @@ class Collector:
             refused(refusal)
             updates = ()
         self._sums[step] = frozenset(part.sha256 for part in aggregate.parts)
-        for old in [at for at in self._sums if at <= step - VERDICT_STEPS]:
+        kept = AUDIT_STEPS if self._view.is_unanchored else VERDICT_STEPS
+        for old in [at for at in self._sums if at <= step - kept]:
             self._payloads.keep_only(old, self._sums.pop(old))
         return Committed(signed, updates, (data,) if self._whole else (), said, by_author, came, clock())
 
     async def _sum(self, aggregate: Aggregate, signed: SignedEntry, by_range: ByRange) -> bytes | None:
-        """A sum's bytes. b"" if it is too long to be valid: this peer asks nobody for it. None: a snapshot is needed."""
-        if aggregate.total_bytes > self._door.aggregate_bytes_max or len(aggregate.parts) != self._view.ranges:
+        """A sum's bytes; this peer asks nobody for a slice that is too long to be valid. None: a snapshot is needed."""
+        parts, ranges = aggregate.parts, self._view.ranges
+        if len(parts) != ranges:
             return b""
         pulled = []
-        for number, part in enumerate(aggregate.parts):
+        for number in fitting(parts, [self._door.part(number).aggregate_bytes_max for number in range(ranges)]):
+            part = parts[number]
             keys = by_range[number] if number < len(by_range) else ()
             sources = sources_of(signed, self._public_key, keys, self._view.roster, number)
             pulled.append(self._pulls.aggregate(part, signed.entry.step, sources))

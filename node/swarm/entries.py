@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from node.swarm.announcements import Announcements, Topic
+from node.swarm.auditor import Auditor
 from node.swarm.collector import Collector
 from node.swarm.events import Committed, Failed
 from node.swarm.outbox import Outbox
@@ -175,6 +176,7 @@ class Entries:
         witness: Witness,
         collector: Collector,
         announcements: Announcements,
+        auditor: Auditor,
         publication: Publication,
         outbox: Outbox,
         topic: Topic,
@@ -184,6 +186,7 @@ class Entries:
         self._public_key = public_key
         self._witness, self._collector = witness, collector
         self._announcements, self._publication, self._outbox = announcements, publication, outbox
+        self._auditor = auditor
         self._topic, self._view, self._runtime = topic, view, runtime
         # The queue of the present following. None between two followings, when the training thread loads a snapshot.
         self._collecting: _Collecting | None = None
@@ -283,6 +286,7 @@ class Entries:
         for envelope in self._announcements.disputed(signed.entry):
             self._runtime.spawn(self._topic.say(envelope))
         self._announcements.move_head(step, signed.hash)
+        self._auditor.saw(signed, by_range)
         self._outbox.move_head(step)
         await self._budget.reserve(step, self._collector.bytes_of(signed))
         if queue is not self._collecting:

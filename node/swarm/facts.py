@@ -114,6 +114,14 @@ class VotesSummed:
     aggregate: Aggregate
 
 
+@dataclass(frozen=True)
+class FoundFalse:
+    """This peer added the range `number` of a step up again: the entry's sum is not that of its votes."""
+
+    step: int
+    number: int
+
+
 Fact: TypeAlias = (
     Published
     | Abstained
@@ -128,4 +136,5 @@ Fact: TypeAlias = (
     | Paused
     | Owned
     | VotesSummed
+    | FoundFalse
 )

@@ -15,6 +15,7 @@ from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
 from node.swarm.aggregator import Aggregator
 from node.swarm.announcements import Announcements
+from node.swarm.auditor import Auditor
 from node.swarm.entries import Entries
 from node.swarm.events import Agreed, Ended, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import Membership, Neighbours
@@ -68,6 +69,7 @@ class Follower:
         entries: Entries,
         announcements: Announcements,
         aggregator: Aggregator,
+        auditor: Auditor,
         listener: Listener,
         membership: Membership,
         neighbours: Neighbours,
@@ -81,7 +83,7 @@ class Follower:
     ) -> None:
         self._public_key, self._client = public_key, client
         self._entries, self._announcements, self._listener = entries, announcements, listener
-        self._aggregator, self._membership = aggregator, membership
+        self._aggregator, self._auditor, self._membership = aggregator, auditor, membership
         self._neighbours, self._connections = neighbours, connections
         self._outbox, self._reporter, self._snapshots = outbox, reporter, snapshots
         self._patience_seconds = patience_seconds
@@ -224,6 +226,8 @@ class Follower:
                 self._agreed = snapshot.step
                 await self._runtime.emit(Agreed(snapshot))
             await self._runtime.emit(Finished(notice.reason))
+        elif notice.kind == pb.NoticeKind.NOTICE_KIND_DOUBTED:
+            self._auditor.doubted(notice.step, notice.range)
         elif notice.kind == pb.NoticeKind.NOTICE_KIND_VOTE:
             await self._runtime.emit(NotCounted(notice.step, printable(notice.reason)))
         else:

@@ -19,6 +19,7 @@ from node.swarm.facts import (
     EvaluatedState,
     Fact,
     FoundBad,
+    FoundFalse,
     Held,
     Owned,
     Paused,
@@ -28,7 +29,7 @@ from node.swarm.facts import (
     VotesSummed,
 )
 from protos import limits
-from protos.checks import VERDICT_STEPS
+from protos.checks import AUDIT_STEPS, VERDICT_STEPS
 from protos.holdings import digest_of, mask_bytes, mask_of
 from protos.log import Equivocation, Verdict, equivocation_body, verdict_body
 from protos.owner import NOBODY, Owner, owner_body
@@ -60,6 +61,7 @@ class Outbox:
     abstained: Abstained | None = None
     summed: VotesSummed | None = None
     """The sum that this peer made as an aggregator of the open step."""
+    false_sums: set[FoundFalse] = field(default_factory=set)
     holdings: dict[Held, int] = field(default_factory=dict)
     """Held payloads, and the step that each belongs to."""
     applied: dict[int, bytes] = field(default_factory=dict)
@@ -125,6 +127,11 @@ class Outbox:
         """This peer has added votes up. It says so again if it is asked again: the coordinator may have started anew."""
         self.summed = VotesSummed(step, attempt, payloads, aggregate)
         self._told.discard(self.summed)
+        self._news.set()
+
+    def doubt(self, step: int, number: int) -> None:
+        """This peer has found the sum of a range false."""
+        self.false_sums.add(FoundFalse(step, number))
         self._news.set()
 
     def add_applied(self, step: int, digest: bytes) -> None:
@@ -200,7 +207,9 @@ class Outbox:
         self.holdings = {held: at for held, at in self.holdings.items() if at > step}
         self._by_name &= self.holdings.keys()
         self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name.step > step - VERDICT_STEPS}
-        self._told = {fact for fact in self._told if not isinstance(fact, Checked) or fact in self.verdicts}
+        self.false_sums = {it for it in self.false_sums if it.step > step - AUDIT_STEPS}
+        kept = self.verdicts.keys() | self.false_sums
+        self._told = {fact for fact in self._told if not isinstance(fact, (Checked, FoundFalse)) or fact in kept}
 
     def open_step(self, tick: Tick) -> None:
         """A step is open for this roster, perhaps again: the coordinator has none of its facts."""
@@ -260,6 +269,9 @@ class Outbox:
         for checked, verdict in list(self.verdicts.items())[-limits.VERDICTS_MAX :]:
             if self._new(checked, facts):
                 body.verdicts.append(verdict_body(replace(verdict, checker=b"")))
+        for found in sorted(self.false_sums, key=lambda it: (it.step, it.number))[: limits.FALSE_SUMS_MAX]:
+            if self._new(found, facts):
+                body.false_sums.add(step=found.step, range=found.number)
         for step, envelope in self.evaluations.items():
             if self._new(EvaluatedState(step), facts):
                 body.evaluations.append(envelope)

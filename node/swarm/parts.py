@@ -20,8 +20,10 @@ from node.overlay.connections import Connections
 from node.overlay.dht import Discovery
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
+from node.swarm.addends import Addends
 from node.swarm.aggregator import Aggregator
 from node.swarm.announcements import Announcements, Topic
+from node.swarm.auditor import Auditor
 from node.swarm.collector import Collector, PayloadDecoder
 from node.swarm.entries import Entries, Witness
 from node.swarm.events import Event
@@ -134,9 +136,11 @@ def build(
     publication = Publication(identity, run_id, payloads, outbox, pusher.publish, view, runtime, outside.aside)
     announcements = Announcements(public_key, Inbox(run_id), pulls, door, outbox, view, runtime)
     collector = Collector(public_key, pulls, payloads, door, snapshots, view, runtime, whole=archive)
-    aggregator = Aggregator(public_key, pulls, door, outbox, view, runtime, outside.aside)
+    addends = Addends(pulls, door, view, runtime)
+    auditor = Auditor(public_key, pulls, door, addends, outbox, view, runtime, outside.aside)
+    aggregator = Aggregator(public_key, pulls, door, addends, outbox, auditor.made, view, runtime, outside.aside)
     witness = Witness(run_id, coordinator, folder)
-    entries = Entries(public_key, witness, collector, announcements, publication, outbox, topic, view, runtime)
+    entries = Entries(public_key, witness, collector, announcements, auditor, publication, outbox, topic, view, runtime)
     audience = Audience()
     neighbours = Neighbours(host, audience, client, outbox, view, runtime)
     connections = Connections(host, run_id, neighbours, outside.discovery)
@@ -144,8 +148,8 @@ def build(
     listener = Listener(public_key, entries, announcements, runtime)
     reporter = Reporter(public_key, client, outbox, publication, view, runtime)
     follower = Follower(
-        public_key, client, entries, announcements, aggregator, listener, membership, neighbours, connections, outbox, reporter,
-        snapshots, patience, view, runtime,
+        public_key, client, entries, announcements, aggregator, auditor, listener, membership, neighbours,
+        connections, outbox, reporter, snapshots, patience, view, runtime,
     )  # fmt: skip
     blob_server = BlobServer(ServedBlobs(publication, pieces).get, wire, refused, audience, counters.arrivals)
     push_server = PushServer(announcements, view, pulls.keep, wire, refused)

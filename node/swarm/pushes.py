@@ -36,7 +36,7 @@ from protos.equivocation import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
 from protos.rate_limiter import RateLimiter
-from protos.slices import blobs_of, with_slices
+from protos.slices import blobs_of, list_bytes, open_list, with_slices
 from protos.tick import Tick
 
 # Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. `Pusher.publish` waits for
@@ -201,13 +201,14 @@ class Pusher:
         if payload is None:
             await self._topic.say(envelope)
             return
+        name = self._named(payload)
         audience = {*self._view.aggregators(self._view.step + 1)}
         here = audience - {self._host.identity.public_key} if audience else await self._topic.neighbours()
         if envelope != self._last:
             return  # a later announcement came meanwhile, and must not count as pushed with this one
         for key in sorted(here - self._has - self._pushing.keys()):
             self._pushing[key] = asyncio.get_running_loop().create_task(
-                self._push(key, envelope, self._for(key, payload))
+                self._push(key, envelope, self._for(key, payload), name)
             )
         if self._pushing:
             await asyncio.wait(self._pushing.values(), timeout=PUSH_PATIENCE_SECONDS)
@@ -224,6 +225,15 @@ class Pusher:
         lacking = wanted - served - {self._host.identity.public_key}
         if lacking or not (served or audience):
             await self._topic.say(envelope)
+
+    def _named(self, payload: bytes) -> bytes:
+        """The payload's name, under which every report on its slices counts."""
+        head = payload[: list_bytes(self._view.ranges)]
+        if not head:
+            return hashlib.sha256(payload).digest()
+        name = hashlib.sha256(head).digest()
+        self._arrivals.travels_as(name, (it.sha256 for it in open_list(head)))
+        return name
 
     def _for(self, key: bytes, payload: bytes) -> bytes:
         """What a peer takes of a payload, as far as it is small: all of it, or the slices of its ranges; else it pulls that."""
@@ -244,8 +254,9 @@ class Pusher:
         if reason is not None and len(self._doors) < DOORS_KEPT:
             self._doors[short(key)] = reason.value
 
-    async def _push(self, key: bytes, envelope: bytes, payload: bytes) -> bool:
-        """Whether the peer took the payload. If a kept stream has died, the author opens it once more."""
+    async def _push(self, key: bytes, envelope: bytes, payload: bytes, name: bytes) -> bool:
+        """Whether the peer took what it is to have of the payload `name`. If a kept stream has died, the author opens it once
+        more."""
         self._elsewhere.discard(key)
         if self._wire.up.shut:
             return False
@@ -270,7 +281,7 @@ class Pusher:
                     self._wire.received += len(TAKEN)
                     # the first answer on a stream may wait for the receiver to learn of the stream
                     if done and payload and not fresh:
-                        self._arrivals.add(hashlib.sha256(payload).digest(), round(1000 * (time.monotonic() - began)))
+                        self._arrivals.add(name, round(1000 * (time.monotonic() - began)))
                     return done
             except _FAILURES as error:
                 if fresh or isinstance(error, TimeoutError):

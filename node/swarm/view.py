@@ -53,6 +53,12 @@ class View:
         """The same of each range."""
         return self.tick.by_range if self.tick is not None and self.tick.step == step else ()
 
+    @property
+    def is_unanchored(self) -> bool:
+        """Whether peers alone add up the votes of the step that was opened last: an anchor is in no roster."""
+        tick = self.tick
+        return tick is not None and bool(tick.aggregators) and tick.places.keys() >= {*tick.aggregators}
+
     def ranges_of(self, step: int, public_key: bytes) -> tuple[int, ...]:
         """The ranges of which a peer takes the votes of a step: those that it adds up, or all in a step without aggregators."""
         by_range = self.by_range(step)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.votes import sums
 from node.optim.votes.groups import VotesError
@@ -107,12 +109,33 @@ def aggregate(door: UpdateDoor, updates: Sequence[Update], step: int) -> bytes:
     return encode_update(door.run_id, door.layout_digest, Update(step, size, sums.pack(total, door.cap)))
 
 
+def is_sum(door: UpdateDoor, data: bytes, updates: Sequence[Update], step: int, hidden: int = 0) -> bool:
+    """Whether these can be the bytes of the sum of these votes of one range, and of `hidden` other peers' unknown ones."""
+    if not hidden:
+        return data == aggregate(door, updates, step)
+    try:
+        size, said = _sums(door, data, step)
+    except Refusal:
+        return False
+    smallest, total = sums.add_up((sums.SUMMED.read(it.votes, it.size, door.chunks) for it in updates), door.chunks)
+    if not size or (smallest and smallest < size):
+        return not smallest and not size  # a sum has the places of its smallest size
+    total, cap = sums.stacked([total], size), door.cap
+    least, most = np.clip(total - hidden, -cap, cap), np.clip(total + hidden, -cap, cap)
+    return bool(((least <= said) & (said <= most)).all())
+
+
 def bytes_max(door: UpdateDoor) -> int:
     """The longest sum that can be valid: of votes at every second place."""
     if door.ranges > 1:
         return min(slices.list_bytes(door.ranges) + sum(map(bytes_max, door.parts)), PAYLOAD_BYTES_MAX)
     places = door.chunks * sums.SUMMED.votes_a_chunk(min(sums.SUMMED.sizes))
     return min(sums.sum_bytes(places, door.cap) + UPDATE_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX)
+
+
+def longest_sums(door: UpdateDoor) -> list[int]:
+    """Of each range, the bytes of the longest sum that can be valid."""
+    return [bytes_max(part) for part in door.parts]
 
 
 def open_aggregate(
@@ -124,15 +147,22 @@ def open_aggregate(
 ) -> tuple[Update, ...]:
     """Votes that add up to the sum: at most `cap` payloads. Raises `Refusal` for bytes that no aggregator makes.
 
-    `refused`: is told of each slice that no aggregator makes, and that counts as no votes; the others count.
+    `refused`: is told of each slice that no aggregator makes, and that counts as no votes; the others count. A slice that is
+    too long to be a sum is not in the data.
     """
-    if len(data) != named_bytes or len(data) > bytes_max(door):
+    if door.ranges == 1 and (len(data) != named_bytes or len(data) > bytes_max(door)):
         text = f"aggregate of {len(data)} bytes, the log names {named_bytes}, and {bytes_max(door)} are the most"
         raise Refusal(Reason.OUT_OF_RANGE, text)
+    here = list(range(door.ranges))
+    if door.ranges > 1:
+        here = slices.fitting(slices.open_list(data[: slices.list_bytes(door.ranges)]), longest_sums(door))
+    by_range = dict(zip(here, slices.split(data, door.ranges, here), strict=True))
     found: list[tuple[int, sums.Sums]] = []
-    for part, bytes_ in zip(door.parts, slices.split(data, door.ranges), strict=True):
+    for number, part in enumerate(door.parts):
         try:
-            found.append(_sums(part, bytes_, step))
+            if number not in by_range:
+                raise Refusal(Reason.TOO_LARGE, f"a sum of range {number} that is too long to be one")
+            found.append(_sums(part, by_range[number], step))
         except Refusal as refusal:
             if refused is None:
                 raise

@@ -45,6 +45,7 @@ class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOTICE_KIND_FINISHED: _ClassVar[NoticeKind]
     NOTICE_KIND_WAITING: _ClassVar[NoticeKind]
     NOTICE_KIND_VOTE: _ClassVar[NoticeKind]
+    NOTICE_KIND_DOUBTED: _ClassVar[NoticeKind]
 
 class RunChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -81,6 +82,7 @@ NOTICE_KIND_RESYNC: NoticeKind
 NOTICE_KIND_FINISHED: NoticeKind
 NOTICE_KIND_WAITING: NoticeKind
 NOTICE_KIND_VOTE: NoticeKind
+NOTICE_KIND_DOUBTED: NoticeKind
 RUN_CHANGE_UNSPECIFIED: RunChange
 RUN_CHANGE_PAUSE: RunChange
 RUN_CHANGE_RESUME: RunChange
@@ -442,20 +444,22 @@ class TickEvent(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., aggregators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Notice(_message.Message):
-    __slots__ = ("kind", "reason", "snapshot", "step", "withdrawn", "end")
+    __slots__ = ("kind", "reason", "snapshot", "step", "withdrawn", "range", "end")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     kind: NoticeKind
     reason: str
     snapshot: SnapshotRef
     step: int
     withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
+    range: int
     end: _envelope_pb2.SignedEnvelope
-    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., step: _Optional[int] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., step: _Optional[int] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., range: _Optional[int] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class OfferEntriesRequest(_message.Message):
     __slots__ = ("envelope", "entries", "newest")
@@ -480,7 +484,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "quiet", "summed", "owner", "evaluations")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "quiet", "summed", "false_sums", "owner", "evaluations")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -497,6 +501,7 @@ class ReportBody(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     QUIET_FIELD_NUMBER: _ClassVar[int]
     SUMMED_FIELD_NUMBER: _ClassVar[int]
+    FALSE_SUMS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
@@ -515,9 +520,18 @@ class ReportBody(_message.Message):
     paused: bool
     quiet: bool
     summed: Summed
+    false_sums: _containers.RepeatedCompositeFieldContainer[FalseSum]
     owner: Owner
     evaluations: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., quiet: _Optional[bool] = ..., summed: _Optional[_Union[Summed, _Mapping]] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., quiet: _Optional[bool] = ..., summed: _Optional[_Union[Summed, _Mapping]] = ..., false_sums: _Optional[_Iterable[_Union[FalseSum, _Mapping]]] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class FalseSum(_message.Message):
+    __slots__ = ("step", "range")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    range: int
+    def __init__(self, step: _Optional[int] = ..., range: _Optional[int] = ...) -> None: ...
 
 class HeldPlaces(_message.Message):
     __slots__ = ("step", "attempt", "places", "payloads_sha256")

@@ -17,7 +17,7 @@ from node.link.client import CoordinatorClient
 from protos.envelope import Kind, parse, seal
 from protos.errors import SwarmentumError
 from protos.identity import Identity
-from protos.limits import HASH_BYTES
+from protos.limits import FALSE_SUMS_MAX, HASH_BYTES
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2, update_pb2
@@ -116,6 +116,8 @@ class Fake:
             sum_ = log_pb2.Aggregate(sha256=poison("sum", tick.step), total_bytes=100)
             said = pb.Summed(step=tick.step, attempt=tick.attempt, payloads_sha256=poison(), aggregate=sum_)
             body.summed.CopyFrom(said)
+            for number in range(FALSE_SUMS_MAX):
+                body.false_sums.add(step=max(tick.step - 1, 1), range=number)
         for fake in everybody:
             body.holdings.add(
                 step=tick.step, public_key=fake.identity.public_key, payload_sha256=fake.payload(tick.step)

@@ -81,7 +81,7 @@ class Checkers:
         self._committed = run.head_step
         assert len(run.durations_ms) <= DURATIONS_KEPT
         assert len(run.agreed_digests) <= DIGEST_STEPS_KEPT + 2
-        assert len(run.reported_digests) <= 3
+        assert len(run.reported_digests) <= (DIGEST_STEPS_KEPT + 2 if run.anchored else 3)
         assert len(run.reported_snapshots) <= SNAPSHOT_STEPS_KEPT + 1
         assert len(run.peers) <= PEERS_KEPT
         if run.step is not None:

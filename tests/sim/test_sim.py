@@ -85,6 +85,26 @@ def test_sums_are_those_of_their_votes_whatever_goes_wrong(seeds: int) -> None:
     assert finished(start("--seeds", "0", "3", "--aggregators", "3", "--faults", *faults)).count("seed ") == 3
 
 
+@pytest.mark.long
+@few_seeds(1, 8)
+def test_aggregators_that_lie_alike_stop_the_run_and_who_cries_wolf_does_not(seeds: int) -> None:
+    """Where one of three is honest the run stops in the next steps; else a draw finds them (forgers.py asserts who)."""
+    lines = finished(start(*map(str, range(seeds)), module="tests.sim.forgers"), 120.0 * seeds).splitlines()
+    assert len(lines) == 10 * seeds
+    forged = [line for line in lines if "lie alike" in line and " 0 false sums" not in line]
+    assert all("aggregators forged a sum" in line for line in forged if "all aggregators" not in line)
+    assert sum("aggregators forged a sum" in line for line in forged) > len(forged) // 2
+    assert all(line.endswith("finished: 40 steps") for line in lines if "wolf" in line)
+
+
+@pytest.mark.long
+@few_seeds(1, 8)
+def test_a_sum_that_was_lost_with_the_only_aggregator_is_made_again_of_the_authors_votes(seeds: int) -> None:
+    """In the middle of a run, and after its last entry. The run waited for the anchor for ever."""
+    told = finished(start(*map(str, range(seeds)), module="tests.sim.lost_sums"))
+    assert told.count("all came to step 14") == 4 * seeds
+
+
 @few_seeds(6, 24)
 def test_who_announces_two_payloads_is_excluded_and_nobody_else(seeds: int) -> None:
     """With the evidence in the log: the checkers look (tests/sim/checkers.py), here and where all else goes wrong, too."""

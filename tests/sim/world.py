@@ -333,7 +333,7 @@ class PeerProcess:
             config,
             replica,
             swarm,
-            world.samples(config),
+            self.samples(config),
             Summary(self.identity.peer_id, "cpu"),
             _Never(self),
             patience_seconds=overlay.patience_seconds,
@@ -346,6 +346,10 @@ class PeerProcess:
         trainer.finish()
         swarm._call(swarm._session.stop(leaving=True), 10.0)
         return finished
+
+    def samples(self, config: RunConfig) -> Samples | None:
+        """What it trains on; None: it is an anchor."""
+        return self.world.samples(config)
 
     def _made(self, session: Session) -> Session:
         self._session = session
@@ -373,7 +377,7 @@ class PeerProcess:
             pusher = self._session.parts.pusher
             pusher._push = self._push_two_faces if lies else partial(Pusher._push, pusher)  # type: ignore[method-assign]
 
-    async def _push_two_faces(self, key: bytes, envelope: bytes, payload: bytes) -> bool:
+    async def _push_two_faces(self, key: bytes, envelope: bytes, payload: bytes, name: bytes) -> bool:
         """Every other peer is pushed the other payload, with its announcement."""
         session = self._session
         assert session is not None
@@ -384,7 +388,7 @@ class PeerProcess:
             ranges, view = self.world.config.clock.ranges, session.parts.view
             whole = session.parts.publication._payloads.whole(sha256, ranges)
             payload = payload if whole is None else with_slices(whole, ranges, view.ranges_of(view.step + 1, key))
-        if taken := await Pusher._push(session.parts.pusher, key, envelope, payload):
+        if taken := await Pusher._push(session.parts.pusher, key, envelope, payload, name):
             self._heard_as(envelope)
         return taken
 

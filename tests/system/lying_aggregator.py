@@ -1,22 +1,40 @@
-"""`python -m tests.system.lying_aggregator INVITE HOME`: a peer as `swarmentum join` starts it, whose sums leave all votes but
-one out."""
+"""`python -m tests.system.lying_aggregator INVITE HOME [KEY KEY]`: a peer as `swarmentum join` starts it, whose sums leave all
+votes but one out. With the public keys of two peers (hex), only where both add up the same range: then their sum counts."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from node.app import join
 from node.assemble import LateDoor
 from node.config import PeerSettings
+from node.swarm.aggregator import Aggregator
 from node.wire.codec import Update
 from protos.console import configure_logging, exit_with
 
-honest = LateDoor.aggregate
+honest, honest_part, honest_work = LateDoor.aggregate, LateDoor.part, Aggregator._add_up
+forgers = {bytes.fromhex(key) for key in sys.argv[3:]}
+false_ranges: set[int] = set()
 
 
 def aggregate(door: LateDoor, updates: Sequence[Update], step: int) -> bytes:
     """The first payload alone."""
-    return honest(door, updates[:1], step)
+    lies = not forgers or vars(door).get("number", 0) in false_ranges
+    return honest(door, updates[:1] if lies else updates, step)
+
+
+def part(door: LateDoor, number: int) -> LateDoor:
+    found = honest_part(door, number)
+    vars(found)["number"] = number
+    return found
+
+
+async def add_up(peer: Aggregator, step: int, *rest: Any) -> None:
+    rows = peer._view.by_range(step)
+    false_ranges.clear()
+    false_ranges.update(number for number, keys in enumerate(rows) if forgers <= {*keys})
+    await honest_work(peer, step, *rest)
 
 
 def main() -> None:
@@ -25,5 +43,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    LateDoor.aggregate = aggregate  # type: ignore[method-assign]
+    LateDoor.aggregate, LateDoor.part = aggregate, part  # type: ignore[method-assign]
+    Aggregator._add_up = add_up  # type: ignore[method-assign]
     exit_with(main)

@@ -118,3 +118,35 @@ def test_of_four_ranges_each_has_its_aggregators_whoever_is_killed(anchored: boo
         code, values = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
         assert code == 0, json.dumps(values)
         assert values["votes_in_sums"] > 5 * 20, "most steps have six votes in their sums"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_two_aggregators_that_lie_alike_stop_the_run_with_their_names(ranges: int, tmp_path: Path) -> None:
+    """There is no anchor: the third of the range finds it, and most peers compute the same from the votes."""
+    liars = ("liam", "lola")
+    made = {name: Identity.load_or_create(tmp_path / name / "identity.key") for name in (*PEERS, *liars)}
+    ids = [identity.peer_id for identity in made.values()]
+    keys = [made[name].public_key.hex() for name in liars]
+    settings = RUN.replace("aggregators = 1", f"aggregators = 3\nranges = {ranges}")
+    settings += f'[admission]\nmode = "allow_list"\nallowed = {json.dumps(ids)}\n'
+    with LocalSwarm(tmp_path, settings) as swarm:
+        processes = {name: swarm.join(name) for name in PEERS}
+        for name in liars:
+            home = str(swarm.folder / name)
+            processes[name] = swarm.start(name, "tests.system.lying_aggregator", swarm.link, home, *keys)
+
+        def stopped() -> str:
+            said = [json.dumps(line) for name in PEERS for line in swarm.events(name, "waiting")]
+            return next((line for line in said if "aggregators forged a sum" in line), "")
+
+        words = wait_for("a run that stops", stopped, 250.0)
+        print(words)
+        assert all(made[name].peer_id[-8:] in words for name in liars)
+        assert not any(made[name].peer_id[-8:] in words.split("It came from")[1] for name in PEERS)
+        steps = [swarm.steps(name) for name in PEERS]
+        assert all(len(digests) == 1 for digests in digests_by_step(*steps).values()), "replicas are equal all the same"
+        for process in processes.values():
+            process.interrupt()
+        for process in processes.values():
+            process.finish()

@@ -10,7 +10,9 @@ from tests.attack.fakes import Crowd, crowd_of, told
 @dataclass(frozen=True)
 class FalseSums:
     name: str = "false_sums"
-    what: str = "eight identities send one and the same sum of votes in each step, and hold payloads that nobody has"
+    what: str = (
+        "eight identities send the same sum of votes in each step, doubt all others, and hold payloads that nobody has"
+    )
 
     def run(self, target: Target, seconds: float) -> str:
         """Send them again and again."""

@@ -18,7 +18,8 @@ from node.archive.verify import Verification, text, verify
 from node.archive.verify import line as line_of
 from node.training.replica import Replica
 from node.wire.codec import payload_hash
-from node.wire.validate import UpdateDoor
+from node.wire.validate import UpdateDoor, open_aggregate
+from protos import slices
 from protos.admission_config import OperatorsConfig
 from protos.changes import Settings
 from protos.envelope import Kind, seal, seal_bytes
@@ -39,6 +40,7 @@ from protos.log import (
 from protos.optimizer_config import OptimizerConfig
 from protos.orders import OperatorOrder, SignedOrder, order_body
 from protos.run_config import ClockConfig, RunConfig
+from protos.slices import sum_in
 from protos.v1 import archive_pb2, log_pb2, update_pb2
 from tests.sim.sums import sum_named, summed
 
@@ -62,6 +64,8 @@ class Life:
     settings: Settings = ()
     """Of the next steps."""
     orders: dict[int, SignedOrder] = field(default_factory=dict)
+    long_at: int = 0
+    """A step with a sum whose second slice is too long to be one."""
     sums: bool = False
     """The next steps have the sum of their votes in the log and in the archive."""
 
@@ -113,6 +117,12 @@ class Life:
         door = UpdateDoor(*of, cap, ranges)
         updates = [door.open(payloads[key], step) for key in keys]
         total = summed(door, updates, step) if self.sums else b""
+        aggregate = sum_named(total, ranges) if self.sums else None
+        if step == self.long_at and aggregate is not None:
+            first, second, third = aggregate.parts
+            aggregate = sum_in([first, slices.Slice(second.sha256, 1 << 27), third])
+            total = aggregate.slices + b"".join(slices.split(total, ranges)[at] for at in (0, 2))
+            updates = list(open_aggregate(door, total, step, aggregate.total_bytes, lambda _: None))
         entry = Entry(
             step,
             self.ada.head,
@@ -125,7 +135,7 @@ class Life:
             readmitted=back,
             settings=self.settings,
             orders=(self.orders[step],) if step in self.orders else (),
-            aggregate=sum_named(total, ranges) if self.sums else None,
+            aggregate=aggregate,
         )
         signed = seal_entry(COORDINATOR, self.run_id, entry)
         for replica in (self.ada, self.bob):
@@ -214,6 +224,15 @@ def test_sums_lead_to_the_bits_of_their_payloads_and_verify_says_what_it_has_not
     assert found.state_digest == life.ada.whole_digest().hex()
     assert (found.votes, found.votes_signed_by_author, found.votes_in_sums) == (10, 4, 6)
     assert "6 payloads are here only in sums" in text(found)
+
+
+def test_a_slice_that_is_too_long_to_be_a_sum_voids_its_range_alone(tmp_path: Path) -> None:
+    life = Life(tmp_path, summing(3), sums=True, long_at=2)
+    life.steps(3)
+    found = life.verify()
+    assert found.ok, found.reason
+    assert found.state_digest == life.ada.whole_digest().hex()
+    assert found.steps == 3
 
 
 @pytest.mark.parametrize("ranges", [1, 3])

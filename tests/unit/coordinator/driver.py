@@ -317,6 +317,7 @@ class Harness:
             if run.step.counted_by == anew.counted_by:
                 assert anew.counted == run.step.counted, "votes were not counted"
                 assert anew.tally == run.step.tally, "holders were counted wrongly"
+                assert anew.masks == run.step.masks, "slices were counted wrongly"
             assert len(run.step.claims) <= members
             assert len(run.step.held) <= members
             assert len(run.step.named) <= members * members

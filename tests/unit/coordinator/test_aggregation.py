@@ -136,6 +136,33 @@ def test_two_equal_sums_decide_and_one_does_not() -> None:
     assert len(harness.entries[0].contributions) == 8
 
 
+def test_a_sum_that_nobody_has_is_made_again_by_others_at_each_deadline() -> None:
+    harness = opened(anchored=True)
+    for request in vote(harness, *range(8)):
+        if request.to == ANCHOR:
+            answer(harness, request, RIGHT)
+    entry, votes = harness.entries[0], harness.run.added
+    assert {c.public_key for c in votes} == {c.public_key for c in entry.contributions}
+    assert all(c.payload_sha256 for c in votes), "the entry does not name them"
+    harness.feed(Disconnected(ANCHOR))
+
+    def at_the_deadline() -> list[SendSumRequest]:
+        assert harness.run.step is not None
+        harness.now = harness.run.step.deadline_at_ms
+        return [it for it in harness.feed(TimerFired()) if isinstance(it, SendSumRequest)]
+
+    drawn = [at_the_deadline() for _ in range(4)]
+    for requests in drawn:
+        assert len(requests) == aggregation.AGAIN
+        assert {(it.step, it.attempt, it.contributions) for it in requests} == {(1, 0, votes)}
+    assert len({frozenset(it.to for it in requests) for requests in drawn}) > 1, "others each time"
+    harness.feed(Reported(key(3), applied=((1, digest_of(1)),)))
+    assert at_the_deadline(), "one that says that it has it may lie"
+    for number in range(4, 8):
+        harness.feed(Reported(key(number), applied=((1, digest_of(1)),)))
+    assert not at_the_deadline(), "most have it, and give it to the others"
+
+
 def test_an_anchors_sum_counts_alone_and_against_two() -> None:
     harness = opened(anchored=True)
     requests = {request.to: request for request in vote(harness, *range(8))}

@@ -28,7 +28,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "c4eb799770fe0ad1"
+FINGERPRINT = "5137012ca83cb3fe"
 
 
 def fresh_of(harness: Harness) -> Run:

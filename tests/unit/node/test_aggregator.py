@@ -5,25 +5,27 @@ import hashlib
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from node.assemble import LateDoor
 from node.optim.votes import sums
+from node.swarm.addends import Addends
 from node.swarm.aggregator import Aggregator
 from node.swarm.collector import COPIES_EACH, Collector, sources_of
 from node.swarm.events import Resync
 from node.swarm.outbox import Outbox
 from node.swarm.view import View
 from node.wire.codec import Update, payload_hash
-from node.wire.validate import UpdateDoor, encode
+from node.wire.validate import UpdateDoor, encode, longest_sums
 from protos.assignment import Range, SampleShare
 from protos.checks import drawn
 from protos.errors import Refusal
 from protos.holdings import digest_of
 from protos.log import Contribution, Entry, SignedEntry, contributions_body, summed_entry
-from protos.slices import Aggregate, Slice, list_bytes, split, sum_in, with_slices
+from protos.slices import Aggregate, Slice, hash_of, list_bytes, split, sum_in, with_slices
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 
@@ -77,7 +79,7 @@ def parts(
 ) -> tuple[Aggregator, Shelves, Outbox, LateDoor, Any]:
     shelves, outbox, door, view = Shelves(*held, ranges=ranges), Outbox(), LateDoor(), View(RUN, b"")
     door.door = UpdateDoor(RUN, LAYOUT, CHUNKS, sums.SUMMED, ranges=ranges)
-    view.ranges, view.tick = ranges, tick(rows) if rows else None
+    view.ranges, view.tick = ranges, tick(rows or (b"\0",))
 
     async def emit(event: Any) -> None:
         said.append(event)
@@ -92,7 +94,15 @@ def parts(
         log=quiet, refused=said.append, emit=emit, said=said,
     )  # fmt: skip
     pulls: Any = shelves
-    return Aggregator(KEYS[1], pulls, door, outbox, view, runtime, beside), shelves, outbox, door, runtime
+    addends = Addends(pulls, door, view, runtime)
+    made = mock.Mock()
+    return (
+        Aggregator(KEYS[1], pulls, door, addends, outbox, made, view, runtime, beside),
+        shelves,
+        outbox,
+        door,
+        runtime,
+    )
 
 
 def request(*contributions: Contribution) -> pb.SumRequest:
@@ -265,9 +275,42 @@ async def test_of_several_ranges_it_adds_up_its_own_and_everybody_takes_all() ->
     assert found is not None
     assert found.updates
     assert isinstance(runtime.said[-1], Refusal)
+    void = found.updates
+
+    long = sum_in([whole.parts[0], whole.parts[1], Slice(made[1], 1 << 27)])  # longer than the model's whole sum may be
+    entry = summed_entry(Entry(STEP, RUN, tuple(contributions), 0, b"", (), 0), long, said.payloads)
+    found = await collector.collect(SignedEntry(entry, signed.hash, b""), {}, view.by_range(STEP))
+    assert found is not None
+    assert found.updates == void, "that range alone counts as no votes, and nobody pulls its slice"
+    assert len(found.payloads[0]) < 1 << 20
+    longest = longest_sums(door._known())
+    assert hash_of(found.payloads[0], 3, long.total_bytes, longest) == long.sha256, "an archive keeps it so"
+    assert not hash_of(found.payloads[0][:-1], 3, long.total_bytes, longest)
     shelves.held.pop(made[0])
     assert await collector.collect(signed, {}, view.by_range(STEP)) is None
     assert isinstance(runtime.said[-1], Resync)
+
+
+async def test_a_sum_of_the_log_that_nobody_has_is_made_again_in_all_ranges() -> None:
+    """Its bytes are those of its aggregators. A request for an earlier attempt at the decided step makes nothing."""
+    data = [payload(n, 3) for n in range(3)]
+    contributions = [named(key, it, 3) for key, it in zip(KEYS, data, strict=False)]
+    aggregator, shelves, outbox, *_ = parts(*data, ranges=3, rows=(b"\0",) * 3)
+    aggregator.asked(request(*contributions))
+    await settle(aggregator)
+    assert outbox.summed is not None
+    said, outbox.summed, before = outbox.summed, None, {*shelves.held}
+    made = {said.payloads, *(it.sha256 for it in said.aggregate.parts)}
+    for name in made:
+        del shelves.held[name]
+    aggregator._view.chain.step, aggregator._view.tick = STEP, None
+    for attempt in (2, 0):
+        asked = request(*contributions)
+        asked.attempt = attempt
+        aggregator.asked(asked)
+        await settle(aggregator)
+        assert {*shelves.held} == (before if attempt == 0 else before - made)
+    assert outbox.summed is None, "nobody waits for its word"
 
 
 async def test_who_adds_up_nothing_any_more_is_silent() -> None:

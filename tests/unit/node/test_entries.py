@@ -39,6 +39,7 @@ class Played:
             witness=Witness(RUN, COORDINATOR.public_key, folder),
             collector=mock.Mock(collect=self.collect, bytes_of=lambda signed: self.entry_bytes),
             announcements=mock.Mock(named_in=lambda entry: {}, disputed=lambda entry: []),
+            auditor=mock.Mock(),
             publication=mock.Mock(named_in=lambda entry: None, announced_in=lambda step: b""),
             outbox=mock.Mock(),
             topic=mock.Mock(),

@@ -56,6 +56,7 @@ async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: p
         entries=anything,
         announcements=anything,
         aggregator=anything,
+        auditor=anything,
         listener=anything,
         membership=membership,
         neighbours=anything,
@@ -119,8 +120,8 @@ async def test_a_snapshot_that_was_agreed_while_this_peer_was_away_is_told_once_
         said.append(event)
 
     anything: Any = SimpleNamespace(emit=emit, withdraw=lambda _: None, remember=lambda _: None)
-    names = ("client", "entries", "announcements", "aggregator", "listener", "membership", "neighbours", "connections")
-    parts = dict.fromkeys((*names, "outbox", "reporter", "snapshots", "view", "runtime"), anything)
+    names = ("client", "entries", "announcements", "aggregator", "auditor", "listener", "membership", "neighbours")
+    parts = dict.fromkeys((*names, "connections", "outbox", "reporter", "snapshots", "view", "runtime"), anything)
     follower = Follower(b"me", **parts, patience_seconds=1)
     kind = pb.NoticeKind
     for told, step in ((kind.NOTICE_KIND_SNAPSHOT, 2), (kind.NOTICE_KIND_FINISHED, 2), (kind.NOTICE_KIND_FINISHED, 4)):

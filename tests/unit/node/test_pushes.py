@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from node.blobs.blobs import Arrivals, WireBytes
+from node.blobs.blobs import ARRIVALS_MAX, Arrivals, WireBytes
 from node.blobs.payloads import Payloads
 from node.swarm import pushes
 from node.swarm.announcements import Announcements, Topic
@@ -370,6 +370,34 @@ async def test_the_time_to_each_answer_is_measured_for_the_size_of_the_votes() -
     took = ada._arrivals.milliseconds(hashlib.sha256(more).digest())
     assert took is not None
     assert 0 <= took < 1000 * SECONDS_MAX
+
+
+async def test_what_slices_take_is_what_their_payload_takes() -> None:
+    """Pushed or pulled. A `vote_size` that follows the uplink heard of no payload in a run with ranges; of one that was pulled
+    only how long its list of some hundred bytes took."""
+    ada, sent = pusher([], answers=True)
+    ada._view.ranges = 3
+    ada._view.tick = replace(ada._view.tick, aggregators=(BOB.public_key,), ranges=(b"\0",) * 3)
+    for number in range(2):
+        whole = slices.joined([*PARTS[:2], b"of step %d" % number])
+        await ada.publish(announced(ADA, whole, ranges=3), whole)
+    assert len(sent) == 2
+    name = slices.hash_of(whole, 3)
+    took = ada._arrivals.milliseconds(name)
+    assert took is not None
+    assert 0 <= took < 1000 * SECONDS_MAX
+    for sha256, milliseconds in (
+        (name, 1),
+        (slices.slice_of(b"of step 1").sha256, 7000),
+        (b"a snapshot's piece", 9000),
+    ):
+        for _ in range(3):
+            ada._arrivals.pulled(sha256, milliseconds)
+    assert ada._arrivals.milliseconds(name) == 7000
+    assert ada._arrivals.milliseconds(b"a snapshot's piece") == 9000
+    for number in range(2 * ARRIVALS_MAX):
+        ada._arrivals.travels_as(b"%d" % number, [b"part %d" % number])
+    assert len(ada._arrivals._whole) == ARRIVALS_MAX
 
 
 def test_the_codes_of_refusals_stay() -> None:
