@@ -23,6 +23,7 @@ import psutil
 
 from node.donor.conditions import MachineFacts
 from node.donor.owner_settings import DAY, HOUR, LiveSettings
+from protos.variables import IDLE_COMMAND
 
 DRAWS_BYTES_MIN = 500_000_000
 DESKTOP = frozenset(
@@ -102,9 +103,6 @@ LOGIND = (
     "IdleHint", "IdleSinceHint",
 )  # fmt: skip
 MACOS = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
-IDLE_COMMAND = "SWARMENTUM_IDLE_COMMAND"
-"""A command of the owner; the last number that it prints is the idle time in milliseconds. A variable of the environment
-alone: a swarmentum.toml of a working folder may be somebody else's, and starts no program."""
 NOBODY_ANSWERS = f"neither GNOME nor logind answers; {IDLE_COMMAND} can name a command that prints milliseconds"
 NOBODY_ANSWERS_ON_MACOS = "ioreg does not say"
 

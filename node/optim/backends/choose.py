@@ -23,11 +23,12 @@ from node.optim.tiles import tile_chunks
 from node.optim.votes import bits
 from node.optim.votes.payload import Format
 from node.optim.votes.values import SIGN
+from protos.variables import BACKEND, PEER, tell_unread
 
 if TYPE_CHECKING:
     from node.optim.backends.numba.backend import Fused
 
-BACKEND_VARIABLE = "SWARMENTUM_OPTIM_BACKEND"
+BACKEND_VARIABLE = BACKEND
 """Environment variable that chooses the step's backend: `auto` (numba on a CPU, if it is installed) or one of them."""
 
 BACKENDS = ("auto", "torch", "numba", "triton")
@@ -35,6 +36,7 @@ BACKENDS = ("auto", "torch", "numba", "triton")
 
 def wanted() -> str:
     """The backend that the environment asks for. Raises `ValueError` if there is no such backend."""
+    tell_unread(os.environ, PEER, (), only=BACKEND)
     choice = os.environ.get(BACKEND_VARIABLE, "auto")
     if choice not in BACKENDS:
         raise ValueError(f"{BACKEND_VARIABLE} is {choice!r}, not one of {', '.join(BACKENDS)}")
