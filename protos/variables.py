@@ -56,7 +56,7 @@ def near_to(name: str, known: Iterable[str], prefix: str) -> list[str]:
 
 
 def tell_unread(present: Iterable[str], prefix: str, settings: Collection[str], only: str = "") -> None:
-    """Prints these sentences on stderr, at most SHOWN_MAX, and each once in a process. `only`: those that name this variable."""
+    """Prints these sentences on stderr, each once in a process. `only`: those that name this variable."""
     for sentence in [it for it in unread(present, prefix, settings) if only in it][:SHOWN_MAX]:
         _tell(sentence)
 
