@@ -31,7 +31,7 @@ _KUBERNETES: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|U
 
 
 def unread(present: Iterable[str], prefix: str, settings: Collection[str]) -> Iterator[str]:
-    """A sentence for each variable that looks like ours, and that a program with this prefix and settings does not read. Pure."""
+    """A sentence for each variable that looks like ours, and that a program with this prefix and settings does not read."""
     known = {prefix + key.upper() for key in (*settings, "config")} | {BACKEND, IDLE_COMMAND}
     for name in sorted(present):
         upper = name.upper()
