@@ -21,6 +21,7 @@ from node.data.tokenizer import Tokenizer
 from node.export.card import CARD, MARK, card_text
 from node.model.sliced_loss import logits_of
 from node.model.spec import REFUSALS
+from protos.disk import path_problem
 from protos.errors import OperatorError
 from protos.mistakes import NO_LICENCE
 from protos.run_config import RunConfig
@@ -78,6 +79,8 @@ def export(
 def check_folder(path: Path) -> None:
     """`ExportError` if an export cannot come to `path`. Known before a peer joins, so that no run's work is lost on it."""
     path = path.absolute()
+    if (why := path_problem(path)) is not None:
+        raise ExportError(f"export: {why}")
     if path.exists() and not (path / MARK).is_file():
         raise ExportError(f"export: {path} exists and is not an export of this program; choose another folder")
     there = next(folder for folder in path.parents if folder.exists())
