@@ -125,6 +125,10 @@ def disk(found: Here | Fault) -> Line:
     """The disk of the peer's home, before a run is known."""
     if isinstance(found, Fault):
         return unknown("disk", found)
+    if found.home_fault:
+        return Line(
+            "disk", Severity.PROBLEM, found.home_fault, "Make it this user's own, or take another folder (--home)."
+        )
     text = f"{amount(found.disk_free)} free at {found.home}"
     if found.disk_free < DISK_BYTES_MIN:
         return Line("disk", Severity.WARNING, text, "Delete files, or take a folder on another disk (--home).")
