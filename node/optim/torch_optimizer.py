@@ -147,7 +147,6 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             local=local if local is not None and local.steps > 1 else None,
         )  # fmt: skip
         self._alone, self.abstentions = alone, 0
-        # Weak: a group that outlives `destroy_process_group` aborts the process at exit (gloo, torch 2.13).
         self._group = weak_group(process_group)
         self._module = None if module is None else weakref.ref(module)
         beta = (PaperConfig.beta if paper else 0.95) if beta is None else beta
@@ -223,6 +222,11 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._vote()
+        return loss
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled kernels round otherwise; inductor fails at some views
+    def _vote(self) -> None:
         self._connect()
         self._fault = self._fault or self._found_fault()
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
@@ -231,11 +235,10 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         self.abstentions += skipped
         if self._local is not None:
             if not self._step_locally(self._local, skipped):
-                return loss
+                return
             skipped = False
         Join.notify_join_context(self)
         self._finish(self._part(skipped))
-        return loss
 
     def _found_fault(self) -> ValueError | None:
         """What is not as it was when the optimizer was made. The ranks of a sharded peer find the same."""
@@ -342,9 +345,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         self._compared, self._steps = True, mine.step
         if any(payload for part in parts for payload in part.payloads):
             for index, voter in enumerate(self._demos):
-                spoken = {
-                    n: part.payloads[index] for n, part in enumerate(parts) if part.payloads and part.payloads[index]
-                }
+                spoken = {n: it.payloads[index] for n, it in enumerate(parts) if it.payloads and it.payloads[index]}
                 lr, ranks = float(terms[f"lr of group {index}"]), list(map(author_of, spoken))
                 voter.apply([(voter.size, payload) for payload in spoken.values()], lr, mine.step, ranks)
         assert self._live is not None
