@@ -21,6 +21,7 @@ import torch.distributed as dist
 # A group that outlives that call can abort the process at exit (gloo, torch 2.13).
 import torch.distributed.nn.functional
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from node.optim.base import BY_CHUNKS
@@ -125,8 +126,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             raise ValueError(f"learning rate {lr} is negative")
         if alone and process_group is not None:
             raise ValueError("alone=True trains without other ranks: give it, or process_group, not both")
-        paper = method == "paper"
-        if paper:
+        if paper := method == "paper":
             check_paper(beta2, group_size, local, settings)
         elif method != "demo" or chunk != PaperConfig.chunk:
             raise ValueError(f"method {method!r} with chunk {chunk}: methods are demo, with chunks of 64, and paper")
@@ -225,7 +225,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         self._vote()
         return loss
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled kernels round otherwise; inductor fails at some views
+    @_disable_dynamo  # compiled kernels round otherwise, and inductor fails at some views
     def _vote(self) -> None:
         self._connect()
         self._fault = self._fault or self._found_fault()
