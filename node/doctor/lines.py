@@ -221,9 +221,10 @@ def conditions(found: Sequence[State] | Fault) -> list[Line]:
     if not found:
         return [Line("conditions", Severity.OK, "none: the peer works at any time")]
     todo = "The peer would be paused now. `swarmentum set` changes the condition while the peer runs."
-    return [
+    told = [
         Line(it.key, Severity.OK, it.why) if it.works else Line(it.key, Severity.WARNING, it.why, todo) for it in found
     ]
+    return told + [Line(it.key, Severity.WARNING, it.fault) for it in found if it.fault]
 
 
 def texts(found: Sequence[OwnText] | Fault) -> list[Line]:

@@ -16,7 +16,9 @@ import subprocess
 import sys
 import time
 from calendar import month_name
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -102,6 +104,10 @@ LOGIND = (
     "busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager",
     "IdleHint", "IdleSinceHint",
 )  # fmt: skip
+ZONES = "/usr/share/zoneinfo"
+UTC_NAMES = ("UTC", "GMT", "Z")
+POSIX_ZONE = re.compile(r"(<[^>]+>|[A-Za-z]{3,})[+-]?\d")
+"""Such as CET-1CEST: a zone that says its rules itself."""
 MACOS = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
 NOBODY_ANSWERS = f"neither GNOME nor logind answers; {IDLE_COMMAND} can name a command that prints milliseconds"
 NOBODY_ANSWERS_ON_MACOS = "ioreg does not say"
@@ -124,9 +130,18 @@ class Machine:
             idle_seconds=idle,
             idle_unknown=unknown,
             gpu_programs=self._gpu.others() if settings.not_beside_other_gpu_programs else (),
+            zone_fault=zone_fault(os.environ) if settings.hours is not None else "",
             month=f"{now:%Y-%m}",
             next_month=f"1 {month_name[ahead]}",
         )
+
+
+def zone_fault(environment: Mapping[str, str]) -> str:
+    """Why the C library takes UTC for the local time: TZ names no file, as in an image without tzdata. It says nothing."""
+    name = environment.get("TZ", "").removeprefix(":")
+    if not name or name in UTC_NAMES or POSIX_ZONE.match(name) or Path(environment.get("TZDIR", ZONES), name).is_file():
+        return ""
+    return f"TZ={name} names no time zone of this machine, so its time is UTC: correct TZ, or install tzdata"
 
 
 def on_mains() -> bool:
