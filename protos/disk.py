@@ -33,13 +33,11 @@ def check_no_folder(path: Path) -> None:
 
 
 def path_problem(path: Path) -> str | None:
-    """Why a folder cannot hold a model; None if it can. Safetensors reads and writes paths in UTF-8 alone."""
+    """Why a folder cannot be a home; None if it can. Safetensors and SQLAlchemy take paths in UTF-8 alone."""
     try:
         os.fspath(path.absolute()).encode()
     except UnicodeEncodeError:
-        return (
-            f"{printable(str(path))} is no path in UTF-8, and libraries that keep a model need one: name another folder"
-        )
+        return f"{printable(str(path))} is no path in UTF-8, and libraries need one: name another folder"
     return None
 
 
