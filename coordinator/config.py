@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from protos.disk import path_problem
 from protos.errors import OperatorError
 from protos.mistakes import ADVERTISED, LISTEN, LISTEN_OR_NONE, PROXY_HOST
 from protos.toml_file import listed
@@ -20,7 +21,7 @@ class CoordinatorSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    home: Path = Field(default_factory=lambda: Path.home() / ".swarmentum" / "coordinator")
+    home: Path = Field(default_factory=lambda: Path.home() / ".swarmentum" / "coordinator", validate_default=True)
     """Folder of the key, the certificate and the journal."""
 
     listen: str = Field(default="0.0.0.0:7700", pattern=LISTEN)
@@ -50,6 +51,13 @@ class CoordinatorSettings(BaseModel):
 
     trace: bool = False
     """Send a trace of each step to an OpenTelemetry receiver: OTEL_EXPORTER_OTLP_ENDPOINT, by default http://localhost:4318."""
+
+    @field_validator("home")
+    @classmethod
+    def _nameable(cls, value: Path) -> Path:
+        if (why := path_problem(value)) is not None:
+            raise ValueError(why)
+        return value
 
     @field_validator("web_hosts", mode="before")
     @classmethod

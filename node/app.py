@@ -186,6 +186,8 @@ class _Peer:
                 if export_to is not None:
                     summary.checkpoint = str(self._export(replica, text, config, export_to))
             except (NetworkError, RefusedError, StoppedError, DiskError):
+                if trainer is not None and trainer.wishes.ending is not None:
+                    self.stop.ask()
                 self._keep_momentum(trainer)
                 raise
         summary.copy_counters(swarm.counters)

@@ -40,14 +40,23 @@ def is_full(error: BaseException | None) -> bool:
     return False
 
 
-def outlasting(take_part: Callable[[bool], T], home: Path, log: Any, metrics_listen: str | None) -> T:
-    """`take_part`, again after each full disk. It hears whether this is the first time. Other errors go through."""
+def outlasting(
+    take_part: Callable[[bool], T],
+    home: Path,
+    log: Any,
+    metrics_listen: str | None,
+    leaves: Callable[[], bool] = lambda: False,
+) -> T:
+    """`take_part`, again after each full disk. It hears whether this is the first time. Other errors go through.
+
+    `leaves`: whether the owner wants this peer to end. Such a peer does not wait for room.
+    """
     first = True
     while True:
         try:
             return take_part(first)
         except (OSError, SwarmentumError) as error:
-            if not is_full(error):
+            if leaves() or not is_full(error):
                 raise
             why = str(error)
         first = False

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from protos.errors import OperatorError
+from protos.text import printable
 
 PLAIN_MODE: Final = 0o666
 """Of most files, before the umask."""
@@ -29,6 +30,15 @@ def check_no_folder(path: Path) -> None:
     """Raises OperatorError if a folder is at the place of a file. This program neither reads nor removes it."""
     if path.is_dir() and not path.is_symlink():
         raise OperatorError(f"{path} is a folder, and a file belongs there: move it away, and start again")
+
+
+def path_problem(path: Path) -> str | None:
+    """Why a folder cannot be a home; None if it can. Safetensors and SQLAlchemy take paths in UTF-8 alone."""
+    try:
+        os.fspath(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return f"{printable(str(path))} is no path in UTF-8, and libraries need one: name another folder"
+    return None
 
 
 def sync_file(file: BinaryIO) -> None:

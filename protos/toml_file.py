@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from protos.errors import OperatorError
 from protos.mistakes import REMOVED, Mistake, expected
+from protos.variables import tell_unread
 
 Place = tuple[int | str, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -292,10 +293,10 @@ class Layers:
             raise OperatorError(f"wrong settings:\n{describe(error, place, helped)}") from error
 
 
-def read_layers(prefix: str, file: str, known: Container[str]) -> Layers:
+def read_layers(prefix: str, file: str, known: Collection[str]) -> Layers:
     """The file in the working folder, or that of the variable <prefix>CONFIG, and the variables of `known` settings.
 
-    Raises OperatorError for a file that cannot be read.
+    A line on stderr names each variable that is mistyped. Raises OperatorError for a file that cannot be read.
     """
     name = os.environ.get(f"{prefix}CONFIG")
     path, text, values = Path(name or file), "", dict[str, Any]()
@@ -309,6 +310,7 @@ def read_layers(prefix: str, file: str, known: Container[str]) -> Layers:
         raise OperatorError(f"{path} is not TOML: {error}; correct the file, or move it away") from error
     except OSError as error:
         raise OperatorError(f"{path} cannot be read: {error.strerror}; move it away, or make it readable") from error
+    tell_unread(os.environ, prefix, known)
     variables = {key[len(prefix) :].lower(): it for key, it in os.environ.items() if key.upper().startswith(prefix)}
     return Layers(path, bool(name), text, values, {key: it for key, it in variables.items() if it and key in known})
 

@@ -21,6 +21,7 @@ from typing import IO
 from urllib.parse import quote
 
 from coordinator.store.checkpoint import FoldedRuns
+from coordinator.store.database import of_file
 from coordinator.store.journal import Journal
 from protos.disk import replace_file, write_bytes, writing
 from protos.errors import OperatorError
@@ -106,7 +107,7 @@ def _sha256(path: Path) -> str:
 
 
 def _heads(copy: Path, home: Path) -> dict[str, int]:
-    journal = Journal(f"sqlite:///{copy}", Identity.load_or_create(home / "identity.key"))
+    journal = Journal(of_file(copy), Identity.load_or_create(home / "identity.key"))
     try:
         folds = FoldedRuns(journal)
         folds.catch_up()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -37,6 +38,19 @@ def parsed(url: str | sa.URL) -> sa.URL:
             f"`database` is not a SQLAlchemy URL, e.g. postgresql+psycopg://host/name: {error}"
         ) from error
     return found.set(drivername="postgresql+psycopg") if found.drivername in ("postgresql", "postgres") else found
+
+
+def of_file(path: Path) -> sa.URL:
+    """The URL of a SQLite file. As text, a `?` in the path would cut the name, and the file would lie elsewhere.
+
+    Raises OperatorError for a file that an earlier version put there.
+    """
+    cut = Path(str(path).partition("?")[0])
+    if cut != path and not path.exists() and cut.is_file():
+        raise OperatorError(
+            f"an earlier version put this journal at {str(cut)!r}: stop it, and move that file to {path}"
+        )
+    return sa.URL.create("sqlite", database=str(path))
 
 
 def shared(url: sa.URL) -> bool:

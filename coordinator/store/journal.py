@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock.records import EntryCommitted, Record, SnapshotAgreed, SnapshotFact, Withdrawn
 from coordinator.store import record_codec
-from coordinator.store.database import connected, making_tables, parsed
+from coordinator.store.database import connected, making_tables, of_file, parsed
 from coordinator.store.record_codec import ENTRY, SNAPSHOT, WITHDRAWN, Context
 from protos.envelope import parse
 from protos.errors import Refusal, SwarmentumError
@@ -126,9 +126,9 @@ class Journal:
         return made
 
     @staticmethod
-    def sqlite_url(home: Path) -> str:
+    def sqlite_url(home: Path) -> sa.URL:
         """URL of the default database in a home folder."""
-        return f"sqlite:///{home / 'journal.sqlite3'}"
+        return of_file(home / "journal.sqlite3")
 
     @property
     def place(self) -> str:

@@ -130,7 +130,10 @@ def _take_part(
     from node.commands import options
     from node.control import words
     from node.full_disk import outlasting
+    from node.owner_commands import Stop
     from node.ranks.launch import launched
+
+    stop, log = Stop(stage.close), structlog.get_logger("peer")
 
     def agree(asked: MachineRequest) -> None:
         if not as_json:
@@ -140,10 +143,10 @@ def _take_part(
 
     def take_part(first: bool) -> Outcome:
         asks = agree if first else options.agreed_before
-        return join_run(link, settings, export, asks, anchor=anchor, stage=stage)
+        return join_run(link, settings, export, asks, anchor=anchor, stage=stage, stop=stop)
 
     if launched(os.environ) is None:
-        outcome = outlasting(take_part, settings.home, structlog.get_logger("peer"), settings.metrics_listen)
+        outcome = outlasting(take_part, settings.home, log, settings.metrics_listen, stop)
     else:
         outcome = take_part(True)  # the other ranks have ended, and torchrun ends this one
     summary = outcome.summary

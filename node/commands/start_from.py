@@ -27,6 +27,7 @@ from node.commands import hugging_face
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, configuration
+from node.optim.given_groups import unwrapped_name
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
 from node.training.replica import BASE_PREFIX, Replica
@@ -104,11 +105,14 @@ def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> 
 
 def load_weights(made: nn.Module, model: Path) -> bytes:
     """Put the weights of a folder or file into a model, in fp32; the hash of names, shapes and bits, which names the state."""
-    wanted, found, hashed = parameters_of(made), set[str](), {}
+    wanted, found, hashed = parameters_of(made), set[str](), dict[str, bytes]()
     names = {id(parameter): name for name, parameter in made.named_parameters()}
     tied = {name: names[id(it)] for name, it in made.named_parameters(remove_duplicate=False)}
     buffers, kept, twins = dict(made.named_buffers()), made.state_dict().keys(), dict[str, bytes]()
-    for name, tensor in _tensors(model):
+    for saved_name, tensor in _tensors(model):
+        name = saved_name if saved_name in wanted else unwrapped_name(saved_name)
+        if name in found and _hash(tensor) != hashed[name]:
+            raise ModelError(f"{model}: holds {name!r} twice, with other numbers: remove one of them")
         if name not in wanted:
             if name in tied:
                 twins[name] = _hash(tensor)

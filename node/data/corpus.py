@@ -30,6 +30,7 @@ from node.data.tokens import (
     Tokens,
     bytes_of,
     check_vocabulary,
+    check_width,
     open_text,
     open_tokens,
     parts_of,
@@ -79,7 +80,8 @@ def open_corpus(
         raise DataError(f"data: {path} does not exist; name a text file, a folder of text, or a .npy or .bin of tokens")
     reading = None
     if path is not None and is_tokens(path):
-        tokens: Tokens = open_tokens(path, dtype)
+        tokens: Tokens = (of_file := open_tokens(path, dtype))
+        check_width(of_file, chosen.vocabulary if vocabulary is None else vocabulary, name)
     else:
         tokens, reading = _tokens_of_text(path, chosen, cache_dir, progress)
         reading.check(name, allowed=allow_left_out, how="add --set allow=left_out")

@@ -11,11 +11,11 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any, Final
 
 from node.data.tally import LeftOutReason, Tally
-from node.data.unpack import PackedError, Unpacked, opened
+from node.data.unpack import PackedError, Unpacked, inner_name, opened
 from protos.errors import DataError
 
 JSON_LINES: Final = (".jsonl", ".ndjson")
@@ -202,7 +202,7 @@ def not_one(names: Sequence[str], column: str) -> str:
 def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
     """The texts of a CSV or TSV file, whose first line names the columns. Raises OSError."""
     rows = Rows(path, column, tally)
-    separator = next(sign for ending, sign in TABLES.items() if ending in path.name.lower())
+    separator = TABLES[PurePath(inner_name(path)).suffix]
     csv.field_size_limit(LINE_BYTES_MAX)
     with opened(path) as (file, unpacked):
         lines = _Lines(io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=""))

@@ -78,6 +78,8 @@ class FileTokens:
 
 TOKEN_SUFFIXES: Final = (".npy", ".bin")
 TOKEN_TYPES: Final = ("uint8", "uint16", "uint32")
+PAIRS_TOKENS_MIN: Final = 64
+PAIRS_TOKENS_MAX: Final = 1 << 16
 SCAN_TOKENS: Final = 1 << 24  # tokens that a check looks at in one go
 PART_CHARS_MAX: Final = 1 << 20  # of text that a tokenizer gets at once
 TEXT_BYTES_MAX: Final = 1 << 31  # of text held in memory as byte tokens
@@ -110,6 +112,11 @@ def open_tokens(path: Path, dtype: str = "uint16") -> FileTokens:
         found = f"{tokens.dtype} {tokens.shape}" if isinstance(tokens, np.ndarray) else type(tokens).__name__
         raise DataError(f"data: {path} holds {found}: expected a 1-D array of {', '.join(TOKEN_TYPES)}")
     assert isinstance(tokens, np.memmap), "NumPy maps what it was asked to map"
+    if (beyond := path.stat().st_size - tokens.offset - tokens.nbytes) > 0:
+        raise DataError(
+            f"data: {path} has {beyond} bytes after its {len(tokens)} tokens: two files were joined, or a writer broke off; "
+            "write one array with numpy.save"
+        )
     return FileTokens(path, tokens.dtype, len(tokens), tokens.offset)
 
 
@@ -241,3 +248,19 @@ def check_vocabulary(tokens: Tokens, vocabulary: int, name: str = "data") -> Non
                 f"{vocabulary - 1}; use the tokenizer that the tokens were made with, a model with its vocabulary, and for a "
                 ".bin the data.dtype that it was written with"
             )
+
+
+def check_width(tokens: FileTokens, vocabulary: int, name: str) -> None:
+    """Raises DataError for a raw file whose tokens were written twice as wide as they are read.
+
+    They are then pairs, and the second of each is never above the high bits of the largest id.
+    """
+    if tokens.path.suffix.lower() == ".npy" or len(tokens) < PAIRS_TOKENS_MIN:
+        return
+    first, high = tokens[:PAIRS_TOKENS_MAX], (vocabulary - 1) >> 8 * tokens.dtype.itemsize
+    if first[1::2].max() <= high < first[::2].max():
+        found = f"at most {high}" if high else "0"
+        raise DataError(
+            f"{name}: every second token, read as {tokens.dtype.name}, is {found}, so the file has wider tokens: set "
+            "data.dtype to what it was written with, such as uint32"
+        )

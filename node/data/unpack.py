@@ -51,14 +51,19 @@ class Unpacked(io.RawIOBase):
         self._file, self._kind, self._packed_size = file, kind, size
         self._frame: _Frames | None = None
         self._fed, self._ready, self._rest = 0, memoryview(b""), b""
-        self.unpacked = 0
+        self.unpacked, self._cut = 0, False
 
     def readable(self) -> bool:
         return True
 
     @property
     def unread(self) -> int:
-        """About how many unpacked bytes are not read yet, if the rest is packed as what was read."""
+        """About how many unpacked bytes are not read yet, if the rest is packed as what was read.
+
+        Nobody knows how much of a file is missing that was cut off: as much as it has is assumed.
+        """
+        if self._cut:
+            return self.unpacked
         ratio = self.unpacked / self._fed if self._fed else 1.0
         return int(max(self._packed_size - self._fed, 0) * max(ratio, 1.0))
 
@@ -67,6 +72,7 @@ class Unpacked(io.RawIOBase):
             data = self._rest or self._file.read(FED_BYTES)
             if not data:
                 if self._frame is not None:
+                    self._cut = True
                     raise PackedError(f"the {self._kind} stream ends in the middle")
                 return 0
             self._fed += 0 if self._rest else len(data)

@@ -61,6 +61,8 @@ class Here:
     port_fault: str
     """Why the peer could not listen there; empty: it could."""
     on_battery: bool | None
+    home_fault: str = ""
+    """Why `join` could not keep its files there; empty: nothing is known against it."""
     clock_wrong: str = ""
     """Why the clock is wrong; empty: nothing is known against it."""
     keeps_awake: bool = False

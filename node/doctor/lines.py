@@ -125,6 +125,10 @@ def disk(found: Here | Fault) -> Line:
     """The disk of the peer's home, before a run is known."""
     if isinstance(found, Fault):
         return unknown("disk", found)
+    if found.home_fault:
+        return Line(
+            "disk", Severity.PROBLEM, found.home_fault, "Make it this user's own, or take another folder (--home)."
+        )
     text = f"{amount(found.disk_free)} free at {found.home}"
     if found.disk_free < DISK_BYTES_MIN:
         return Line("disk", Severity.WARNING, text, "Delete files, or take a folder on another disk (--home).")
@@ -217,9 +221,10 @@ def conditions(found: Sequence[State] | Fault) -> list[Line]:
     if not found:
         return [Line("conditions", Severity.OK, "none: the peer works at any time")]
     todo = "The peer would be paused now. `swarmentum set` changes the condition while the peer runs."
-    return [
+    told = [
         Line(it.key, Severity.OK, it.why) if it.works else Line(it.key, Severity.WARNING, it.why, todo) for it in found
     ]
+    return told + [Line(it.key, Severity.WARNING, it.fault) for it in found if it.fault]
 
 
 def texts(found: Sequence[OwnText] | Fault) -> list[Line]:

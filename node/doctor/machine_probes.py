@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from dataclasses import replace
@@ -68,6 +69,7 @@ def here(settings: PeerSettings) -> Here:
     return Here(
         home=str(settings.home),
         disk_free=free_at(settings.home),
+        home_fault=home_fault(settings.home),
         clock_kept=clock_kept(),
         clock_wrong=wall_clock.too_early(datetime.now(UTC)),
         listen=settings.listen.removesuffix(TCP_ALONE),
@@ -77,6 +79,23 @@ def here(settings: PeerSettings) -> Here:
         keeps_awake=awake.command() is not None,
         versions=versions(),
     )
+
+
+def home_fault(home: Path) -> str:
+    """Why a peer could not live in this folder: it is no folder, read-only, or another user's."""
+    there = next((place for place in (home, *home.absolute().parents) if os.path.lexists(place)), home)
+    if not there.is_dir():
+        return f"{there} is no folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"this user cannot write to {there}"
+    for name, mode, what in (
+        ("identity.key", os.R_OK, "read"),
+        ("lock", os.W_OK, "write"),
+        ("runs", os.W_OK, "write to"),
+    ):
+        if (path := home / name).exists() and not os.access(path, mode):
+            return f"this user cannot {what} {path}"
+    return ""
 
 
 def cards_of(sysfs: Path) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Refuses to guess in the owner's place: a machine that does not say whether someb
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from node.donor import owner_settings
 from node.donor.owner_settings import LiveSettings
@@ -28,6 +28,8 @@ class MachineFacts:
     idle_unknown: str = ""
     gpu_programs: tuple[str, ...] | None = ()
     """Other programs on the GPU; None: the driver does not say."""
+    zone_fault: str = ""
+    """Why the local time is not the owner's; empty: nothing is known against it."""
     month: str = ""
     """Such as 2026-11."""
     next_month: str = ""
@@ -44,6 +46,8 @@ class State:
     key: str
     works: bool
     why: str
+    fault: str = ""
+    """What is wrong with the setting's surroundings, whether it lets the peer work or not."""
 
 
 def decide(settings: LiveSettings, facts: MachineFacts) -> State | None:
@@ -54,7 +58,7 @@ def decide(settings: LiveSettings, facts: MachineFacts) -> State | None:
 def states(settings: LiveSettings, facts: MachineFacts) -> Iterator[State]:
     """Every condition that the owner set."""
     if settings.hours is not None:
-        yield _hours(owner_settings.parse(settings.hours), facts.minute)
+        yield replace(_hours(owner_settings.parse(settings.hours), facts.minute), fault=facts.zone_fault)
     if settings.only_on_mains:
         why = "on mains" if facts.on_mains else "on battery; goes on when the machine is plugged in"
         yield State("only_on_mains", facts.on_mains, why)

@@ -16,13 +16,16 @@ import subprocess
 import sys
 import time
 from calendar import month_name
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from node.donor.conditions import MachineFacts
 from node.donor.owner_settings import DAY, HOUR, LiveSettings
+from protos.variables import IDLE_COMMAND
 
 DRAWS_BYTES_MIN = 500_000_000
 DESKTOP = frozenset(
@@ -101,10 +104,11 @@ LOGIND = (
     "busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager",
     "IdleHint", "IdleSinceHint",
 )  # fmt: skip
+ZONES = "/usr/share/zoneinfo"
+UTC_NAMES = ("UTC", "GMT", "Z")
+POSIX_ZONE = re.compile(r"(<[^>]+>|[A-Za-z]{3,})[+-]?\d")
+"""Such as CET-1CEST: a zone that says its rules itself."""
 MACOS = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
-IDLE_COMMAND = "SWARMENTUM_IDLE_COMMAND"
-"""A command of the owner; the last number that it prints is the idle time in milliseconds. A variable of the environment
-alone: a swarmentum.toml of a working folder may be somebody else's, and starts no program."""
 NOBODY_ANSWERS = f"neither GNOME nor logind answers; {IDLE_COMMAND} can name a command that prints milliseconds"
 NOBODY_ANSWERS_ON_MACOS = "ioreg does not say"
 
@@ -126,9 +130,18 @@ class Machine:
             idle_seconds=idle,
             idle_unknown=unknown,
             gpu_programs=self._gpu.others() if settings.not_beside_other_gpu_programs else (),
+            zone_fault=zone_fault(os.environ) if settings.hours is not None else "",
             month=f"{now:%Y-%m}",
             next_month=f"1 {month_name[ahead]}",
         )
+
+
+def zone_fault(environment: Mapping[str, str]) -> str:
+    """Why the C library takes UTC for the local time: TZ names no file, as in an image without tzdata. It says nothing."""
+    name = environment.get("TZ", "").removeprefix(":")
+    if not name or name in UTC_NAMES or POSIX_ZONE.match(name) or Path(environment.get("TZDIR", ZONES), name).is_file():
+        return ""
+    return f"TZ={name} names no time zone of this machine, so its time is UTC: correct TZ, or install tzdata"
 
 
 def on_mains() -> bool:

@@ -29,6 +29,7 @@ from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.examine import FAILURES, answers_of
 from node.model.sliced_loss import logits_of
 from node.model.spec import REFUSALS, ModelError, ModelSpec, build
+from protos.disk import path_problem
 from protos.errors import OperatorError
 from protos.mistakes import NO_LICENCE
 from protos.model_config import ReferenceLoss
@@ -87,6 +88,8 @@ def export(
 def check_folder(path: Path) -> None:
     """`ExportError` if an export cannot come to `path`. Known before a peer joins, so that no run's work is lost on it."""
     path = path.absolute()
+    if (why := path_problem(path)) is not None:
+        raise ExportError(f"export: {why}")
     if path.exists() and not (path / MARK).is_file():
         raise ExportError(f"export: {path} exists and is not an export of this program; choose another folder")
     there = next(folder for folder in path.parents if folder.exists())

@@ -11,7 +11,7 @@ import hashlib
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -37,7 +37,8 @@ WAIT_SECONDS_MIN: Final = 1.0
 WAIT_SECONDS_MAX: Final = 15.0
 SPARE_BYTES: Final = 64 << 20
 _NAME: Final = re.compile(r"genesis|end|layout\.json|[0-9]{13}/(manifest|state\.safetensors|log|payloads)")
-_ALWAYS: Final = ("genesis", "layout.json")
+GENESIS: Final = "genesis"
+_ALWAYS: Final = (GENESIS, "layout.json")
 _OF_A_SEGMENT: Final = ("log", "manifest", "payloads", "state.safetensors")
 _PART: Final = ".part"
 
@@ -68,8 +69,8 @@ class ArchiveIndex(BaseModel, extra="forbid", frozen=True):
 def copy_to(archive: Path, address: str, told: Told) -> ArchiveIndex:
     """Copy an archive into the folder at `address`; files that are there already, by the index there, stay.
 
-    An archive that still grows is copied as far as it is now. Raises NetworkError; OperatorError for a place that takes none,
-    or that is in the archive itself.
+    An archive that still grows is copied as far as it is now. Segments that a full archive has deleted stay in the copy. Raises
+    NetworkError; OperatorError for a place that takes none, that is in the archive itself, or that has another run's archive.
     """
     places = _Places(address)
     if isinstance(places.of(INDEX)[0], WebPlace):
@@ -82,12 +83,20 @@ def copy_to(archive: Path, address: str, told: Told) -> ArchiveIndex:
     except FileNotFoundError as error:
         raise OperatorError(f"{error.filename} was deleted meanwhile: run the command again") from error
     there = {file.name: file for file in _trying(f"{address}/{INDEX}", lambda: _held(places))}
+    of_run = next((file.sha256 for file in index.files if file.name == GENESIS), "")
+    if GENESIS in there and there[GENESIS].sha256 != of_run:  # the sha256 of a genesis is the run's id
+        raise OperatorError(
+            f"{address}: the archive of run {there[GENESIS].sha256[:16]}... is there, and {own} is of run {of_run[:16]}...: "
+            "name another folder, one for each run"
+        )
+    earlier = _trying(f"{address}/{INDEX}", lambda: _earlier(places, there, index))
     done = 0
     for file in index.files:
         known = there.get(file.name) == file
         _trying(f"{address}/{file.name}", partial(_write_file, places, file, archive / file.name, known=known))
         done += file.bytes
         told(done, index.total_bytes)
+    index = ArchiveIndex(files=(*earlier, *index.files))
     # last: who finds the index finds all files
     _trying(f"{address}/{INDEX}", lambda: places.write(INDEX, iter((index.model_dump_json().encode(),))))
     return index
@@ -203,6 +212,16 @@ def _index_of(archive: Path) -> ArchiveIndex:
         size = (archive / name).stat().st_size
         found.append(IndexedFile(name=name, bytes=size, sha256=_digest(archive / name, size).hexdigest()))
     return ArchiveIndex(files=tuple(found))
+
+
+def _earlier(places: _Places, there: Mapping[str, IndexedFile], index: ArchiveIndex) -> tuple[IndexedFile, ...]:
+    """The segments of the copy before the archive's first one, which is in the copy, too: none is missing between them."""
+    first = min((file.name.partition("/")[0] for file in index.files if "/" in file.name), default="")
+    if not any(name.startswith(f"{first}/") for name in there):
+        return ()
+    found = tuple(file for name, file in there.items() if "/" in name and name < first)
+    whole = len(found) + len(index.files) <= FILES_MAX and all(places.size(it.name) == it.bytes for it in found)
+    return found if whole else ()
 
 
 def _start_of(path: Path, size: int) -> Iterator[bytes]:

@@ -142,6 +142,21 @@ def _differ(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> RanksDif
     )
 
 
+def terms_of_shards(terms: dict[str, Any], group: dist.ProcessGroup) -> tuple[dict[str, Any], RanksDiffer | None]:
+    """The terms of a peer whose ranks share its parameters, and what is wrong if these ranks have different ones.
+
+    Each rank's DRIFT is that of its own rows; the peer's is of all. A collective call: all ranks find the same.
+    """
+    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, terms, group=group)
+    rows = [theirs.pop(DRIFT, "") for theirs in everyone]
+    try:
+        check_parts([Part(0, theirs, []) for theirs in everyone])
+    except RanksDiffer as error:
+        return terms, error
+    return (terms | {DRIFT: " ".join(rows)} if any(rows) else terms), None
+
+
 class Exchange:
     """The collective calls of all steps over one process group; `inner`: the ranks that share one peer's parameters."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -21,6 +22,24 @@ OF_ALL_GROUPS = {option.name for option in fields(DeMoConfig)} - {"beta", *OF_A_
     "method", "chunk", "local", "betas", "eps", "amsgrad", "dampening", "maximize"
 }  # fmt: skip
 """Options that a group cannot have alone here, or that other optimizers have: they would have no effect."""
+
+
+SEED_BYTES = 8
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Components that `torch.compile` and checkpointing put into the names of parameters."""
+
+
+def seed_bytes(seed: int) -> bytes:
+    """A seed as settings of the step hold it. Raises `ValueError`."""
+    try:
+        return operator.index(seed).to_bytes(SEED_BYTES, "big", signed=True)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"seed = {seed!r}: expected is a whole number from -2^63 to 2^63 - 1") from error
+
+
+def unwrapped_name(name: str) -> str:
+    """The name that a parameter has in the model itself, so that states of it fit with and without a wrapper."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def named_of(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:
@@ -42,7 +61,7 @@ def options_of(group: Mapping[str, Any], named: Sequence[tuple[str | None, Tenso
             f"{', '.join(sorted(wrong))}: no option of one group; a group may set lr, beta, weight_decay, group_size and "
             "clip_norm, and DeMoOptimizer(...) takes the settings of all groups"
         )
-    options["params"] = [tensor if name is None else (name, tensor) for name, tensor in named]
+    options["params"] = [tensor if name is None else (unwrapped_name(name), tensor) for name, tensor in named]
     return options
 
 
@@ -59,6 +78,15 @@ def check_options(groups: Iterable[Mapping[str, Any]], own: Iterable[str]) -> No
 def renamed(group: Mapping[str, Any]) -> dict[str, Any]:
     """A group of parameters with what is called `beta` here as torch's `momentum`."""
     return {("momentum" if key == "beta" else key): value for key, value in group.items()}
+
+
+def saved_group(group: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved group as this version names it. A version before December 2026 kept the wrappers' components in the names."""
+    options, names = renamed(group), group.get("param_names") or []
+    bare = [unwrapped_name(name) for name in names]
+    if bare != names and bare == here.get("param_names"):
+        options |= {"param_names": bare, "layout": here["layout"]}
+    return options
 
 
 def without_place(

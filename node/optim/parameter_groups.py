@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +22,14 @@ from node.optim.given_groups import (
     check_options,
     named_of,
     options_of,
-    renamed,
+    saved_group,
     warn_of_stacks,
     without_place,
 )
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import OptimizerState, Voter, Whose
 from node.optim.paper_demo import PaperConfig, PaperDeMo
+from node.optim.second_moment import local_part
 from node.optim.sharded_demo import ShardedDeMo
 from node.optim.spread import is_sharded
 from node.optim.votes.places import DRAWN, INDEPENDENT
@@ -215,7 +216,9 @@ class ParameterGroups(torch.optim.Optimizer):
                 "the momentum starts anew"
             )
         before = self.state, self.param_groups
-        groups = [renamed(group) for group in state_dict["param_groups"]]
+        saved = state_dict["param_groups"]
+        own = [*self.param_groups, *({} for _ in saved[len(self.param_groups) :])]
+        groups = [saved_group(group, here) for group, here in zip(saved, own, strict=False)]
         super().load_state_dict({**state_dict, "param_groups": groups})
         assert self._live is not None
         try:
@@ -275,9 +278,19 @@ def _check_meaning(here: list[dict[str, Any]], saved: list[dict[str, Any]]) -> N
 
 
 def drift_digest(voters: list[Voter], step: int) -> str:
-    """16 hexadecimal digits of a part of the replicated state, another part in each step: it costs a millisecond at most."""
-    parts = b"".join(state_digest(voter.replicated, step, bytes_max=DRIFT_BYTES) for voter in voters)
+    """16 hexadecimal digits of a part of the replicated state, another part in each step: it costs a millisecond at most.
+
+    Of sharded parameters: of this rank's rows.
+    """
+    parts = b"".join(state_digest(_own_rows(voter), step, bytes_max=DRIFT_BYTES) for voter in voters)
     return hashlib.sha256(parts).hexdigest()[:16]
+
+
+def _own_rows(voter: Voter) -> Sequence[Tensor]:
+    """What this rank has of the replicated state."""
+    if isinstance(voter, ShardedDeMo):
+        return [*(local_part(parameter).detach() for parameter in voter.parameters), *voter.base_state.values()]
+    return voter.replicated
 
 
 def trained(voters: list[Voter]) -> list[Tensor]:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 # A group that outlives that call can abort the process at exit (gloo, torch 2.13).
 import torch.distributed.nn.functional
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from node.optim.base import BY_CHUNKS
@@ -37,8 +38,9 @@ from node.optim.exchange import (
     RanksDiffer,
     ReplicasDiffer,
     check_parts,
+    terms_of_shards,
 )
-from node.optim.given_groups import OF_A_GROUP, check_known, check_paper, settings_digest
+from node.optim.given_groups import OF_A_GROUP, check_known, check_paper, seed_bytes, settings_digest, unwrapped_name
 from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
@@ -55,8 +57,6 @@ SETTINGS = {field.name for field in fields(DeMoConfig)} - {
     "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused", "seed", "author"
 }  # fmt: skip
 """Fields of `DeMoConfig` that `DeMoOptimizer` takes as keywords of that name. No votes are refused here."""
-
-SEED_BYTES = 8
 
 
 def _defaults(params: Any, beta2: float | None, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,8 +125,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             raise ValueError(f"learning rate {lr} is negative")
         if alone and process_group is not None:
             raise ValueError("alone=True trains without other ranks: give it, or process_group, not both")
-        paper = method == "paper"
-        if paper:
+        if paper := method == "paper":
             check_paper(beta2, group_size, local, settings)
         elif method != "demo" or chunk != PaperConfig.chunk:
             raise ValueError(f"method {method!r} with chunk {chunk}: methods are demo, with chunks of 64, and paper")
@@ -134,7 +133,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(SETTINGS))}")
         if isinstance(params, nn.Module):
             check_unwrapped(params)
-        demo = _defaults(params, beta2, settings) | {"seed": seed.to_bytes(SEED_BYTES, "big", signed=True)}
+        demo = _defaults(params, beta2, settings) | {"seed": seed_bytes(seed)}
         own = {"chunk": chunk} if paper else demo
         if local is not None and local.steps > 1 and not settings.get("magnitudes"):
             raise ValueError(
@@ -142,28 +141,24 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             )
         module = params if isinstance(params, nn.Module) else None
         same = Settings(
-            paper, {**own, **settings}, kinds={} if module is None else kinds_of(module), kinds_known=module is not None,
+            paper, {**own, **settings}, kinds_known=module is not None,
+            kinds={} if module is None else {unwrapped_name(name): kind for name, kind in kinds_of(module).items()},
             local=local if local is not None and local.steps > 1 else None,
         )  # fmt: skip
         self._alone, self.abstentions = alone, 0
-        # Weak: a group that outlives `destroy_process_group` aborts the process at exit (gloo, torch 2.13).
         self._group = weak_group(process_group)
         self._module = None if module is None else weakref.ref(module)
         beta = (PaperConfig.beta if paper else 0.95) if beta is None else beta
         options = {
-            "lr": lr,
-            "momentum": beta,
-            "weight_decay": weight_decay,
-            "group_size": group_size,
-            "clip_norm": clip_norm,
-        }
+            "lr": lr, "momentum": beta, "weight_decay": weight_decay, "group_size": group_size, "clip_norm": clip_norm
+        }  # fmt: skip
         super().__init__(params if module is None else list(module.named_parameters()), options, same)
         self._connect()
 
     def _begin(self) -> None:
         super()._begin()
         Joinable.__init__(self)
-        self._fault: ValueError | None = None
+        self._fault: ValueError | RanksDiffer | None = None
         self._exchange: Exchange | None = None
 
     def _connect(self) -> None:
@@ -226,6 +221,11 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._vote()
+        return loss
+
+    @_disable_dynamo  # compiled kernels round otherwise, and inductor fails at some views
+    def _vote(self) -> None:
         self._connect()
         self._fault = self._fault or self._found_fault()
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
@@ -234,11 +234,10 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         self.abstentions += skipped
         if self._local is not None:
             if not self._step_locally(self._local, skipped):
-                return loss
+                return
             skipped = False
         Join.notify_join_context(self)
         self._finish(self._part(skipped))
-        return loss
 
     def _found_fault(self) -> ValueError | None:
         """What is not as it was when the optimizer was made. The ranks of a sharded peer find the same."""
@@ -251,6 +250,9 @@ class DeMoOptimizer(ParameterGroups, Joinable):
                 voter.config = self.settings.config(group, self._whose.rank)
             assert self._live is not None
             self._live.check_shown(self.state)
+            rates = [rounded_rate(group["lr"]) for group in self.param_groups]
+            if not all(0 <= rate < math.inf for rate in rates):
+                raise ValueError(f"learning rates {rates}: expected are finite numbers of at least 0")
         except ValueError as error:
             fault = error
         if self._sharded is not None:
@@ -286,11 +288,9 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     def _part(self, skipped: bool) -> Part:
         """This rank's part of the exchange. Its votes stay open until all ranks have been heard."""
         step, rates = self._steps + 1, [rounded_rate(group["lr"]) for group in self.param_groups]
-        if self._fault is None and not all(0 <= rate < math.inf for rate in rates):
-            self._fault = ValueError(f"learning rates {rates}: expected are finite numbers of at least 0")
+        terms = self._terms(rates) if self._fault is None else {}
         if self._fault is not None:
             return Part(step, {"reason": str(self._fault)}, [], RankRole.REFUSED)
-        terms = self._terms(rates)
         if not skipped and all(parameter.grad is None for parameter in trained(self._demos)):
             skipped, self.abstentions = True, self.abstentions + 1
         if skipped:
@@ -316,8 +316,10 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         if not self._compared:
             own = b"".join(voter.layout.digest() + state_digest(voter.replicated) for voter in self._demos)
             terms[PARAMETERS] = own.hex()
-        elif self._exchange is not None and self._sharded is None:
+        elif self._exchange is not None:
             terms[DRIFT] = drift_digest(self._demos, self._steps)
+        if self._sharded is not None:
+            terms, self._fault = terms_of_shards(terms, self._sharded.group)
         return terms
 
     def _finish(self, mine: Part) -> None:
@@ -342,9 +344,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         self._compared, self._steps = True, mine.step
         if any(payload for part in parts for payload in part.payloads):
             for index, voter in enumerate(self._demos):
-                spoken = {
-                    n: part.payloads[index] for n, part in enumerate(parts) if part.payloads and part.payloads[index]
-                }
+                spoken = {n: it.payloads[index] for n, it in enumerate(parts) if it.payloads and it.payloads[index]}
                 lr, ranks = float(terms[f"lr of group {index}"]), list(map(author_of, spoken))
                 voter.apply([(voter.size, payload) for payload in spoken.values()], lr, mine.step, ranks)
         assert self._live is not None

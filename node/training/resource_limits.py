@@ -83,6 +83,8 @@ class ConditionWatch:
             self._say_once(f"conditions cannot be looked at now: {error}; the peer stays as it is")
             return
         state = decide(settings, facts)
+        if facts.zone_fault:
+            self._say_once(f"hours: {facts.zone_fault}")
         if settings.not_beside_other_gpu_programs and facts.gpu_programs is None:
             self._say_once(next(it.why for it in states(settings, facts) if it.key == "not_beside_other_gpu_programs"))
         if state is not None and self._held is not None and state.key != self._held.key:

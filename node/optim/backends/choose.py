@@ -29,6 +29,7 @@ from node.optim.votes import bits
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
 from node.optim.votes.values import SIGN
+from protos.variables import BACKEND, PEER, tell_unread
 
 if TYPE_CHECKING:
     from node.optim.backends.numba.backend import Fused
@@ -122,7 +123,7 @@ class Taking(Backend, Protocol):
         ...
 
 
-BACKEND_VARIABLE = "SWARMENTUM_OPTIM_BACKEND"
+BACKEND_VARIABLE = BACKEND
 """Environment variable that chooses the step's backend: `auto` (numba on a CPU if it is installed, Triton on a CUDA device
 if it gives torch's bits there) or one of them."""
 
@@ -133,6 +134,7 @@ BACKENDS = ("auto", "torch", "numba", "triton")
 
 def wanted() -> str:
     """The backend that the environment asks for. Raises `ValueError` if there is no such backend."""
+    tell_unread(os.environ, PEER, (), only=BACKEND)
     choice = os.environ.get(BACKEND_VARIABLE, "auto")
     if choice not in BACKENDS:
         raise ValueError(f"{BACKEND_VARIABLE} is {choice!r}, not one of {', '.join(BACKENDS)}")

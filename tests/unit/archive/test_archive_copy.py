@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,37 @@ def test_only_what_is_new_is_copied_again(life: Life, tmp_path: Path) -> None:
     verdict = verify(place, None, None)
     assert verdict.ok
     assert verdict.steps == 6
+
+
+def test_the_archive_of_another_run_is_not_overwritten(life: Life, tmp_path: Path) -> None:
+    """Its genesis and first segments were replaced in silence, and the rest was left in the bucket without an index."""
+    place = tmp_path / "mirror" / "run"
+    copy_to(life.archive, str(place), silent)
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    other = tmp_path / "other"
+    shutil.copytree(life.archive, other)
+    (other / files.GENESIS).write_bytes((other / files.GENESIS).read_bytes() + b"\n")
+    with pytest.raises(
+        OperatorError, match=r"the archive of run [0-9a-f]{16}\.\.\. is there, and .*: name another folder"
+    ):
+        copy_to(other, str(place), silent)
+    assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_segments_that_a_full_archive_has_deleted_stay_in_the_copy(life: Life, tmp_path: Path) -> None:
+    place, first = tmp_path / "mirror" / "run", life.archive / files.segment_name(0)
+    later = life.archive / files.segment_name(1)
+    shutil.copytree(first, later)  # the copy looks at names and hashes alone
+    copy_to(life.archive, str(place), silent)
+    shutil.rmtree(first)
+    index = copy_to(life.archive, str(place), silent)
+    names = {file.name for file in index.files}
+    assert {f"{files.segment_name(step)}/{files.LOG}" for step in (0, 1)} <= names
+    fetch(place.as_uri(), tmp_path / "mine", silent)
+    assert (tmp_path / "mine" / files.segment_name(0) / files.LOG).is_file()
+    (place / files.segment_name(0) / files.LOG).unlink()
+    index = copy_to(life.archive, str(place), silent)
+    assert {file.name.partition("/")[0] for file in index.files} == {"genesis", "layout.json", files.segment_name(1)}
 
 
 def test_bytes_that_are_not_those_of_the_index_are_refused(web: WebFolder, tmp_path: Path) -> None:

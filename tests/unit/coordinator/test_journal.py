@@ -1,5 +1,6 @@
 """The journal on a real SQLite file: order, restart, the same bytes for ever, and a database that fails."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import sqlalchemy as sa
 
 from coordinator.clock import machine
 from coordinator.clock.records import EntryCommitted, LayoutFixed, PeerLeft, SnapshotAgreed, TickOpened
+from coordinator.commands.options import settings
+from coordinator.store import backup
 from coordinator.store.journal import Journal, JournalError
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -139,3 +142,34 @@ def test_sqlite_is_durable(journal: Journal) -> None:
         assert connection.execute(sa.text("PRAGMA journal_mode")).scalar() == "wal"
         assert connection.execute(sa.text("PRAGMA synchronous")).scalar() == 2
     journal.close()
+
+
+@pytest.mark.parametrize("name", ["home ?#%41 é", "a?mode=ro", "new\nline", ":memory:"])
+def test_the_journal_lies_in_its_home_whatever_the_home_is_called(tmp_path: Path, name: str) -> None:
+    """A `?` cut the URL: two homes shared one file outside of both, and a backup did not find it."""
+    home = tmp_path / name
+    home.mkdir()
+    made = opened(home)
+    made.create_run(RUN_ID, GENESIS)
+    assert (home / "journal.sqlite3").stat().st_size > 0
+    assert [path for path in tmp_path.iterdir() if path != home] == []
+    (home / "identity.key").write_bytes(IDENTITY.to_libp2p())
+    for key_file in ("tls.key", "tls.crt"):
+        (home / key_file).write_text("a key")
+    about = backup.make(home, tmp_path / "out?side.tar")
+    assert about.runs == backup.make(home, tmp_path / "plain.tar").runs
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "out?side.tar", "plain.tar"])
+    made.close()
+
+
+def test_a_journal_that_an_earlier_version_put_elsewhere_is_named(tmp_path: Path) -> None:
+    home = tmp_path / "old?1"
+    home.mkdir()
+    (tmp_path / "old").write_bytes(b"SQLite format 3")
+    with pytest.raises(OperatorError, match=r"an earlier version put this journal at .*old.*move that file to"):
+        opened(home)
+
+
+def test_a_home_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(OperatorError, match=r"home: .* is no path in UTF-8"):
+        settings(home=Path(os.fsdecode(b"/tmp/h\xff")))

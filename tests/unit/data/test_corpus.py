@@ -18,7 +18,7 @@ from node.data.corpus import open_corpus
 from node.data.samples import Samples
 from node.data.sources import check_text, standard_library
 from node.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from node.data.tokens import FileTokens, bytes_of, check_vocabulary
+from node.data.tokens import FileTokens, bytes_of, check_vocabulary, open_tokens
 from protos.errors import DataError
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
@@ -278,3 +278,30 @@ def test_code_that_comes_with_a_tokenizer_never_runs_and_nobody_is_asked(
     with pytest.raises(DataError, match="contains custom code"):
         open_corpus(None, tmp_path / "cache", tokenizer=str(tmp_path))
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(("written", "read"), [("<u4", "uint16"), ("<u2", "uint8")])
+def test_tokens_of_another_width_are_refused(written: str, read: str, tmp_path: Path) -> None:
+    """Every second one was 0, within the vocabulary, and a run trained on that."""
+    tokens = np.arange(1000) % 250
+    (tmp_path / "t.bin").write_bytes(tokens.astype(written).tobytes())
+    with pytest.raises(DataError, match=rf"every second token, read as {read}, is 0, so the file has wider tokens"):
+        open_corpus(tmp_path / "t.bin", tmp_path, dtype=read)
+    assert len(open_corpus(tmp_path / "t.bin", tmp_path, dtype=str(np.dtype(written))).tokens) == 1000
+
+
+def test_wide_tokens_of_a_large_vocabulary_are_refused_too(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 100_000, 1000)
+    (tmp_path / "t.bin").write_bytes(tokens.astype("<u4").tobytes())
+    with pytest.raises(DataError, match=r"every second token, read as uint16, is at most 1"):
+        open_corpus(tmp_path / "t.bin", tmp_path, dtype="uint16", vocabulary=128_256)
+    assert len(open_corpus(tmp_path / "t.bin", tmp_path, dtype="uint32", vocabulary=128_256).tokens) == 1000
+    (tmp_path / "pairs.bin").write_bytes((tokens % 60_000 + 2).astype("<u2").tobytes())
+    assert len(open_corpus(tmp_path / "pairs.bin", tmp_path, dtype="uint16", vocabulary=128_256).tokens) == 1000
+
+
+def test_an_array_file_with_more_after_it_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.arange(1000, dtype=np.uint16))
+    (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes() * 2)
+    with pytest.raises(DataError, match=r"has 2128 bytes after its 1000 tokens: two files were joined"):
+        open_tokens(tmp_path / "t.npy")

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from node.doctor.lines import Severity, conditions
 from node.donor import machine_facts
+from node.donor.conditions import states
 from node.donor.machine_facts import DRAWS_BYTES_MIN, GpuPrograms
 from node.donor.owner_settings import LiveSettings
 
@@ -135,3 +137,27 @@ def test_programs_on_a_gpu_are_told_without_this_peer_the_desktop_and_what_only_
         monkeypatch.setattr("node.donor.machine_facts.DESKTOP", frozenset({foreign.name()}))
         assert programs.others() == ()
         own.kill()
+
+
+def test_a_time_zone_that_is_no_zone_is_told_with_the_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C library then counts in UTC without a word, and so did the owner's hours."""
+    (tmp_path / "Europe").mkdir()
+    (tmp_path / "Europe" / "Berlin").write_bytes(b"TZif")
+    for fine in (
+        "",
+        "UTC",
+        "CET-1CEST",
+        "<+03>-3",
+        "Europe/Berlin",
+        ":Europe/Berlin",
+        str(tmp_path / "Europe" / "Berlin"),
+    ):
+        assert machine_facts.zone_fault({"TZ": fine, "TZDIR": str(tmp_path)}) == "", fine
+    for wrong in ("Europe/Berln", "Europe", "Berlin"):
+        assert f"TZ={wrong} names no time zone" in machine_facts.zone_fault({"TZ": wrong, "TZDIR": str(tmp_path)})
+    monkeypatch.setenv("TZ", "Europe/Berln")
+    facts = machine_facts.Machine().facts(LiveSettings(hours="0:00-24:00"))
+    [state] = states(LiveSettings(hours="mon-sun"), facts)
+    assert (state.works, "its time is UTC" in state.fault) == (True, True)
+    assert [line.verdict for line in conditions([state])] == [Severity.OK, Severity.WARNING]
+    assert machine_facts.Machine().facts(LiveSettings()).zone_fault == "", "no setting asks for it"

@@ -1,10 +1,12 @@
 """A peer's settings: flags over environment over file; a wrong value is named with its place."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from node.config import load_settings
+from node.export.model_folder import ExportError, check_folder
 from node.link.client import check_genesis
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -85,3 +87,16 @@ def test_a_run_of_a_newer_version_says_to_upgrade() -> None:
     invite = Invite(run_id_of(genesis), ("127.0.0.1:1",), coordinator.public_key, bytes(32), (), "newer")
     with pytest.raises(OperatorError, match=r"does not know its settings clock.stricter; upgrade swarmentum"):
         check_genesis(genesis, invite)
+
+
+def test_a_home_that_libraries_cannot_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors reads paths in UTF-8 alone: such a peer took the swarm's states for broken ones, and waited for ever."""
+    home = Path(os.fsdecode(os.fsencode(tmp_path) + b"/h\xff"))
+    with pytest.raises(OperatorError, match=r"home: .*h\? is no path in UTF-8"):
+        load_settings(home=home)
+    with pytest.raises(ExportError, match=r"export: .*h\? is no path in UTF-8"):
+        check_folder(home)
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(OperatorError, match="is no path in UTF-8"):
+        load_settings()
+    assert load_settings(home=tmp_path / "a b#c%41 é\n").home.name == "a b#c%41 é\n"

@@ -1,6 +1,7 @@
 """Facts become lines: ok, a warning or a problem, with what to do. No machine, no run."""
 
 import json
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,8 @@ def test_memory_disk_clock_ports_and_power() -> None:
     assert lines.memory(CPU).text == "8.0 GB free of 16 GB (cpu)"
     assert lines.memory(replace(CPU, room=DeviceMemory(GB, 2 * GB))).verdict is Severity.WARNING
     assert lines.disk(replace(HERE, disk_free=GB)).verdict is Severity.WARNING
+    closed = lines.disk(replace(HERE, home_fault="this user cannot write to /home/x"))
+    assert (closed.verdict, "--home" in closed.todo) == (Severity.PROBLEM, True)
     assert [lines.clock(replace(HERE, clock_kept=kept)).verdict for kept in (True, False, None)] == [
         Severity.OK, Severity.WARNING, Severity.UNKNOWN,
     ]  # fmt: skip
@@ -105,6 +108,24 @@ def test_memory_disk_clock_ports_and_power() -> None:
     assert lines.power(HERE) is None
     assert verdict(lines.power(replace(HERE, on_battery=True))) is Severity.WARNING
     assert verdict(lines.power(replace(HERE, on_battery=False))) is Severity.OK
+
+
+def test_a_home_that_join_could_not_use_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_probes.home_fault(tmp_path / "new" / "home") == ""
+    (tmp_path / "file").write_text("")
+    assert machine_probes.home_fault(tmp_path / "file" / "home") == f"{tmp_path / 'file'} is no folder"
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "identity.key").write_bytes(b"")
+    (home / "lock").write_bytes(b"")
+    assert machine_probes.home_fault(home) == ""
+    real, closed = os.access, {home}
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path) not in closed and real(path, mode)
+    )  # root may do all
+    for name, words in (("", "cannot write to"), ("identity.key", "cannot read"), ("lock", "cannot write")):
+        closed = {home / name}
+        assert machine_probes.home_fault(home) == f"this user {words} {home / name}".rstrip("/")
 
 
 def test_a_wrong_clock_is_a_warning_with_its_time_alone_and_against_the_coordinators() -> None:

@@ -14,6 +14,7 @@ import structlog
 from node import full_disk
 from node.blobs.payloads import Payloads
 from node.full_disk import is_full, outlasting
+from node.owner_commands import Stop
 from protos.disk import DiskError, write_bytes
 from protos.errors import OperatorError, SwarmentumError
 from tests.unit.small_disk import fill, small_disk
@@ -88,6 +89,23 @@ def test_a_peer_waits_for_room_and_takes_part_again(
         assert any("has room again" in line["event"] for line in lines)
         assert all("swarmentum_disk_full 1.0" in text for text in seen)
         assert bool(seen) is measured
+
+
+def test_a_peer_that_leaves_does_not_wait_for_room(tmp_path: Path) -> None:
+    """Ctrl-C on a full disk: the momentum cannot be saved, and the peer waited to take part again."""
+    stop, times = Stop(), 0
+
+    def take_part(_first: bool) -> None:
+        nonlocal times
+        times += 1
+        stop.ask()
+        with small_disk(tmp_path / "disk", 4 * ROOM) as disk:
+            fill(disk)
+            write_bytes(disk / "private.pt", bytes(100_000))
+
+    with structlog.testing.capture_logs() as lines, pytest.raises(DiskError, match=r"private.pt cannot be written"):
+        outlasting(take_part, tmp_path, structlog.get_logger(), None, stop)
+    assert (times, lines) == (1, [])
 
 
 def test_a_full_disk_leaves_every_file_whole(tmp_path: Path) -> None:

@@ -84,6 +84,17 @@ def test_a_model_in_several_files_and_in_half_precision(tmp_path: Path, model: P
         start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
 
 
+def test_a_model_that_was_saved_compiled(tmp_path: Path, model: Path) -> None:
+    """`torch.compile` puts `_orig_mod` into the names; the state is that of the model itself."""
+    made = start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+    found = weights(model)
+    save_file({f"_orig_mod.{name}": tensor for name, tensor in found.items()}, model / WEIGHTS)
+    assert start_from(CONFIG, model, PeerSettings(home=tmp_path / "other")).start == made.start
+    twice = {"_orig_mod.model.norm.weight": found["model.norm.weight"] + 1}
+    save_file({**found, **twice}, model / WEIGHTS)
+    refused(tmp_path, model, "holds 'model.norm.weight' twice, with other numbers")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -331,3 +331,19 @@ def test_votes_of_a_group_go_back_if_another_group_cannot_go_on() -> None:
         optimizer.step()
     assert not any(demo.pending for demo in optimizer._demos)
     assert digest(model) == digest(other)
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_a_compiled_step_moves_the_model_as_a_plain_one_does(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.compile(optimizer.step)`, as torch's pages show it: inductor failed at the votes' views."""
+    monkeypatch.setenv("SWARMENTUM_OPTIM_BACKEND", backend)
+    digests = []
+    for compiled in (False, True):
+        model = tower()
+        optimizer = DeMoOptimizer(model, lr=1e-2, weight_decay=0.1)
+        step = torch.compile(lambda it=optimizer: it.step()) if compiled else optimizer.step
+        for seed in range(2):
+            backward(model, seed)
+            step()
+        digests.append(digest(model))
+    assert digests[0] == digests[1]

@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import checkpoint
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 
+from node.optim.base import BY_CHUNKS as BASE
 from node.optim.base import BaseConfig
+from node.optim.layout import Layout
 from node.optim.local import LocalConfig
 from node.optim.torch_optimizer import DeMoOptimizer
 from tests.unit.optim.test_changed_models import backward, digest, tower
@@ -208,3 +211,46 @@ def test_a_rank_without_a_state_of_its_own_takes_what_is_equal_on_all() -> None:
     assert torch.equal(new[1].state[first]["base_square"], saving[1].state[saving[0][0].weight]["base_square"])
     assert not new[1].state[first]["momentum"].any()
     assert new[1].state[first]["step"] == 3
+
+
+def wrapped(model: nn.Sequential, how: str) -> nn.Module:
+    """The same parameters under other names: of the whole model, or of its parts."""
+    if how == "compile":
+        return torch.compile(model)  # type: ignore[return-value]
+    if how == "compile blocks":
+        return nn.Sequential(*(torch.compile(part) for part in model))
+    return nn.Sequential(*(checkpoint_wrapper(part) for part in model))
+
+
+@pytest.mark.parametrize("how", ["compile", "compile blocks", "checkpointing"])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_compiled_model_and_the_model_itself_have_one_state(how: str, named: bool) -> None:
+    whole, model = made("the default"), tower()
+    source: Any = wrapped(model, how)
+    optimizer = DeMoOptimizer(
+        list(source.named_parameters()) if named else source, lr=1e-2, weight_decay=0.1, base=BASE
+    )
+    train(whole, 0, 2)
+    optimizer.load_state_dict(copy.deepcopy(whole[1].state_dict()))
+    model.load_state_dict(whole[0].state_dict())
+    train((model, optimizer), 2, 4)
+    train(whole, 2, 4)
+    assert digest(model) == digest(whole[0])
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert saved["param_groups"][0]["param_names"][0] == "0.weight"
+    # a version before kept the wrapper's names, and made the layout's digest of them
+    saved["param_groups"][0] |= {
+        "param_names": [name for name, _ in source.named_parameters()], "layout": Layout.of(source).digest().hex()
+    }  # fmt: skip
+    fresh = made("the default")
+    fresh[1].load_state_dict(saved)
+    fresh[0].load_state_dict(model.state_dict())
+    train(fresh, 4, 5)
+    train((model, optimizer), 4, 5)
+    assert digest(model) == digest(fresh[0])
+
+
+@pytest.mark.parametrize("seed", [1.5, "3", None, 2**63])
+def test_a_seed_is_a_whole_number_of_8_bytes(seed: Any) -> None:
+    with pytest.raises(ValueError, match=r"seed = .*: expected is a whole number"):
+        DeMoOptimizer(tower(), lr=1.0, seed=seed)

@@ -150,7 +150,7 @@ def test_each_kind_takes_over_the_others_state() -> None:
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_a_factored_one_goes_before_every_backend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Votes of a factored moment are those of gradients that it divided before, without a moment."""
-    monkeypatch.setenv("SWARMENTUM_BACKEND", backend)
+    monkeypatch.setenv("SWARMENTUM_OPTIM_BACKEND", backend)
     config = DeMoConfig(beta2=0.9, second_moment="factored")
     given, plain = (
         DeMo([("a", torch.nn.Parameter(torch.zeros(70, 80)))], one) for one in (config, DeMoConfig(clip_norm=None))

@@ -3,6 +3,7 @@
 Then one of two ranks alone, with every base: its parameters and base state against a whole model that is given the same votes.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from node.optim.local import LocalConfig, LocalSteps
 from node.optim.sharded_demo import ShardedDeMo
 from node.optim.spread import whole
 from node.optim.step import NonFiniteGradient
-from node.optim.torch_optimizer import DeMoOptimizer
+from node.optim.torch_optimizer import DeMoOptimizer, RanksDiffer, ReplicasDiffer
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.payload import PLAIN
 
@@ -105,6 +106,7 @@ def _rank(rank: int, folder: str) -> None:
     for name, method in BASES.items():
         _bases(mesh["shard"], DeMoConfig(**method), name)
     _nobody_waits_for_a_rank_that_cannot_vote(mesh["shard"])
+    _what_differs_is_told(mesh, rank)
     torch.save(digests, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -189,6 +191,33 @@ def _nobody_waits_for_a_rank_that_cannot_vote(mesh: Any) -> None:
         next(model.parameters()).grad.to_local().fill_(torch.inf)  # type: ignore[union-attr, attr-defined]
     with pytest.raises(NonFiniteGradient):
         local.step()
+
+
+def _what_differs_is_told(mesh: Any, rank: int) -> None:
+    """Every rank raises in the step after one of them alone moved its rows, or has another rate."""
+    for step, base in enumerate((BY_CHUNKS, BaseConfig("sgd", momentum=0.9))):
+        model = sharded(mesh["shard"])
+        optimizer = DeMoOptimizer(model, lr=1e-2, process_group=mesh["peer"].get_group(), base=base)
+
+        def one_step(model: nn.Module = model, optimizer: DeMoOptimizer = optimizer) -> None:
+            optimizer.zero_grad()
+            loss(model, batch(rank // SHARDS, 0).chunk(SHARDS)[rank % SHARDS]).backward()
+            optimizer.step()
+
+        one_step()
+        one_step()
+        for rate in (5e-3, math.nan):
+            if rank == 2:
+                optimizer.param_groups[0]["lr"] = rate
+            with pytest.raises((RanksDiffer, ValueError), match=r"lr of group 0: rank 0 has|learning rates \[nan\]"):
+                one_step()
+        optimizer.param_groups[0]["lr"] = 1e-2
+        one_step()
+        if rank == 3:
+            with torch.no_grad():
+                list(model.parameters())[2 * step].to_local().add_(1e-3)  # type: ignore[attr-defined]
+        with pytest.raises(ReplicasDiffer, match="not the same parameters any more"):
+            one_step()
 
 
 def alone(name: str, method: dict[str, Any]) -> list[str]:
