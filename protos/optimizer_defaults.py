@@ -17,6 +17,11 @@ MUON_LR, MUON_LR_PARAMETERS, MUON_LR_POWER = 4e-3, 900_000, 0.4
 """The default of `lr` with base muon, best of 2e-3, 4e-3 and 8e-3 with so many parameters. With more it falls as AdamW's does,
 whose updates have the same size: this power fits GPT-3's table of 0.1 to 7 B (arXiv 2005.14165, table 2.1)."""
 
+MUON_LR_TOKENS, MUON_LR_TOKENS_MAX, MUON_LR_TOKENS_POWER = 1024, 16_384, 0.2
+"""So many tokens a step that rate is for. With more it rises: 24 M parameters learn best with 1e-3 at 512 tokens and with 2e-3
+at 16,384, and AdamW's best rate doubles, too; 0.7 M learn best with 4e-3 at 1,024 and 8e-3 at 8,192 (docs/benchmarks.md).
+Beyond the most that was measured it stays."""
+
 RECIPES: dict[str, dict[str, Any]] = {
     "none": {},
     "diloco-demo": {
@@ -59,9 +64,11 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     return {key: _over(sets.get(key), values.get(key)) for key in {**sets, **values}}
 
 
-def muon_lr(parameters: int) -> float:
-    """The default of `lr` with base muon for a model of so many parameters, in two digits."""
-    return float(f"{MUON_LR * min(1.0, (MUON_LR_PARAMETERS / max(parameters, 1)) ** MUON_LR_POWER):.1e}")
+def muon_lr(parameters: int, tokens: int) -> float:
+    """The default of `lr` with base muon for a model of so many parameters and so many tokens a step, in two digits."""
+    size = min(1.0, (MUON_LR_PARAMETERS / max(parameters, 1)) ** MUON_LR_POWER)
+    batch = max(1.0, min(tokens, MUON_LR_TOKENS_MAX) / MUON_LR_TOKENS) ** MUON_LR_TOKENS_POWER
+    return float(f"{MUON_LR * size * batch:.1e}")
 
 
 def _has_default_base(values: dict[str, Any]) -> bool:

@@ -159,7 +159,7 @@ def measured_of(config: RunConfig) -> str:
 
 
 def with_rate(config: RunConfig, parameters: int | None) -> tuple[RunConfig, str]:
-    """The run with the default learning rate of its model's size, if it is known, and what there is to say about it."""
+    """The run with the default learning rate of its model's size and step, if known, and what there is to say about it."""
     optimizer = config.optimizer
     if optimizer.base.name != "muon" or "lr" in optimizer.model_fields_set:
         return config, ""
@@ -168,10 +168,14 @@ def with_rate(config: RunConfig, parameters: int | None) -> tuple[RunConfig, str
             f"optimizer.lr = {optimizer.lr:g} fits {count(MUON_LR_PARAMETERS)} parameters; the size of this model is not known "
             "here, and larger ones need less (docs/optimizers.md)."
         )
-    rate = muon_lr(parameters)
+    tokens = config.clock.batch_samples * config.data.context
+    rate = muon_lr(parameters, tokens)
     if rate == optimizer.lr:
         return config, ""
-    said = f"optimizer.lr = {rate:g}: the default for {count(parameters)} parameters (docs/optimizers.md)."
+    said = (
+        f"optimizer.lr = {rate:g}: the default for {count(parameters)} parameters and {tokens:,} tokens a step "
+        "(docs/optimizers.md)."
+    )
     return config.model_copy(update={"optimizer": optimizer.model_copy(update={"lr": rate})}), said
 
 

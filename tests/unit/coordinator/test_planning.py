@@ -201,7 +201,7 @@ def test_a_run_whose_votes_its_peers_cannot_keep_is_told_so(payload_bytes: int, 
     ("optimizer", "parameters", "lr", "says"),
     [
         ({}, 885_888, 4e-3, ""),
-        ({}, 5_851_776, 1.9e-3, "optimizer.lr = 0.0019: the default for 5.9 M parameters"),
+        ({}, 5_851_776, 1.9e-3, "optimizer.lr = 0.0019: the default for 5.9 M parameters and 1,024 tokens a step"),
         ({}, 124_000_000, 5.6e-4, "0.00056"),
         ({}, 1_240_000_000, 2.2e-4, "0.00022"),
         ({}, None, 4e-3, "the size of this model is not known here"),
@@ -216,11 +216,19 @@ def test_the_default_rate_follows_the_size_of_the_model(
     optimizer: dict[str, Any], parameters: int | None, lr: float, says: str
 ) -> None:
     """Those of GPT-3's table (125 M: 6e-4, 1.3 B: 2e-4), where nobody set one; a run that was made keeps its own."""
-    made, said = with_rate(RunConfig.model_validate({"optimizer": optimizer}), parameters)
+    made, said = with_rate(
+        RunConfig.model_validate({"optimizer": optimizer, "data": {"context": 16}}), parameters
+    )
     assert made.optimizer.lr == lr
     assert says in said if says else not said
     again = config_from_json(made.model_dump_json())
     assert with_rate(again, 8_000_000_000) == (again, "")
+
+
+@pytest.mark.parametrize(("samples", "lr"), [(1, 1.1e-3), (8, 1.1e-3), (64, 1.6e-3), (128, 1.9e-3), (100_000, 1.9e-3)])
+def test_the_default_rate_rises_with_the_tokens_of_a_step_as_far_as_was_measured(samples: int, lr: float) -> None:
+    made, _ = with_rate(RunConfig.model_validate({"clock": {"batch_samples": samples}}), 23_993_856)
+    assert made.optimizer.lr == lr
 
 
 PARAMETERS = {"gpt2-124m": 124_439_808, "smollm2-360m": 361_821_120, "llama-3.2-1b": 1_235_814_400}
