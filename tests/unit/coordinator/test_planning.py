@@ -216,9 +216,7 @@ def test_the_default_rate_follows_the_size_of_the_model(
     optimizer: dict[str, Any], parameters: int | None, lr: float, says: str
 ) -> None:
     """Those of GPT-3's table (125 M: 6e-4, 1.3 B: 2e-4), where nobody set one; a run that was made keeps its own."""
-    made, said = with_rate(
-        RunConfig.model_validate({"optimizer": optimizer, "data": {"context": 16}}), parameters
-    )
+    made, said = with_rate(RunConfig.model_validate({"optimizer": optimizer, "data": {"context": 16}}), parameters)
     assert made.optimizer.lr == lr
     assert says in said if says else not said
     again = config_from_json(made.model_dump_json())
