@@ -1,7 +1,7 @@
 """Doubts about sums of the last steps: peers add a range up again, and say that its sum is not that of its votes.
 
-One word alone blames nobody: it makes every peer add that range up again. More than half of the entry's electors, and of the
-peers that take part, have to find the same. Values only. Refuses words about other steps, and of peers that are no electors.
+One claim alone blames nobody: it makes every peer add that range up again. More than half of the entry's electors, and of the
+peers that take part, have to find the same. Values only. Refuses claims about other steps, and of peers that are no electors.
 ADR 33.
 """
 
@@ -15,14 +15,14 @@ from protos.checks import AUDIT_STEPS
 from protos.identity import short
 
 QUIET_STEPS = 1000
-"""A peer's word makes all others add a range up once in so many steps: who cries wolf costs them that much."""
+"""A peer's claim makes all others add a range up once in so many steps: a peer that makes false claims costs them that much."""
 QUIET_MAX = 4096
 FORGED = "aggregators forged a sum"
 """The first words of a pause that no operator asked for."""
 
 
 class Doubt(Enum):
-    """What follows from one more word."""
+    """What follows from one more claim."""
 
     NOTHING = "nothing"
     ASK_ALL = "ask all"
@@ -31,7 +31,7 @@ class Doubt(Enum):
 
 @dataclass(frozen=True)
 class SummedStep:
-    """A decided step: whose words count, and of each range who sent the sum that counts, and who sent another."""
+    """A decided step: whose claims count, and of each range who sent the sum that counts, and who sent another."""
 
     electors: frozenset[bytes]
     signers: tuple[tuple[bytes, ...], ...]
@@ -44,7 +44,7 @@ class SummedStep:
 
 @dataclass(frozen=True)
 class Doubts:
-    """One run's. `quiet`: until which step a peer's word alone makes nobody add up."""
+    """One run's. `quiet`: until which step a peer's claim alone makes nobody add up."""
 
     steps: Mapping[int, SummedStep] = field(default_factory=dict)
     quiet: Mapping[bytes, int] = field(default_factory=dict)

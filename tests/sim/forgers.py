@@ -1,7 +1,7 @@
-"""Aggregators that lie alike, and peers that cry wolf: `python -m tests.sim.forgers`.
+"""Aggregators that lie alike, and peers that doubt sums that are right: `python -m tests.sim.forgers`.
 
-A run without an anchor. `forgers` make the same false sum whenever two of them add a range up; `wolves` say of each sum that it
-is false. Everything is real but network, clock and disk.
+A run without an anchor. `forgers` make the same false sum whenever two of them add a range up; `doubters` say of each sum that
+it is false. Everything is real but network, clock and disk.
 """
 
 import asyncio
@@ -131,22 +131,36 @@ def config(ranges: int, each: int) -> RunConfig:
 
 
 def play(
-    seed: int, ranges: int, *, forgers: int = 0, wolves: int = 0, hides: bool = False, each: int = 3, slow: bool = False
+    seed: int,
+    ranges: int,
+    *,
+    forgers: int = 0,
+    doubters: int = 0,
+    hides: bool = False,
+    each: int = 3,
+    slow: bool = False,
 ) -> Played:
     """A run until it stops, or to its end. `each`: aggregators of a range."""
     with tempfile.TemporaryDirectory() as folder, virtual_time(seed) as loop:
         return loop.run_until_complete(
-            _play(loop, seed, Path(folder), config(ranges, each), forgers, wolves, hides, slow)
+            _play(loop, seed, Path(folder), config(ranges, each), forgers, doubters, hides, slow)
         )
 
 
 async def _play(
-    loop: VirtualLoop, seed: int, folder: Path, settings: RunConfig, forgers: int, wolves: int, hides: bool, slow: bool
+    loop: VirtualLoop,
+    seed: int,
+    folder: Path,
+    settings: RunConfig,
+    forgers: int,
+    doubters: int,
+    hides: bool,
+    slow: bool,
 ) -> Played:
     world = World(loop, seed, folder, settings, PEERS)
     if slow:
         world.peers = [Slow(world, number, peer.compute_seconds) for number, peer in enumerate(world.peers)]
-    chosen = random.Random(seed).sample(range(PEERS), forgers + wolves)
+    chosen = random.Random(seed).sample(range(PEERS), forgers + doubters)
     for at, number in enumerate(chosen):
         liar = Liar(world, number, world.peers[number].compute_seconds)
         liar.forges, liar.hides, liar.cries = at < forgers, hides and at < forgers, at >= forgers
@@ -175,14 +189,14 @@ CASES: dict[str, dict[str, Any]] = {
     "two lie alike before the third is done": {"forgers": 2, "slow": True},
     "two lie alike and hide their votes": {"forgers": 2, "hides": True},
     "all aggregators lie alike and hide their votes": {"forgers": 2, "hides": True, "each": 2},
-    "three cry wolf": {"wolves": 3},
+    "three doubt": {"doubters": 3},
 }
 OFTEN = 2
 """Every so many steps a range is audited where all its aggregators lie: a run of few steps tells something."""
 
 
 def check(played: Played) -> None:
-    """Who forged is named, and nobody else; who cries wolf gains nothing."""
+    """Who forged is named, and nobody else; who doubts what is right gains nothing."""
     run, words = played.run, played.run.pause or ""
     if played.cries:
         assert played.cries > STEPS // 2, "they were heard"

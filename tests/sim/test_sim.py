@@ -87,14 +87,14 @@ def test_sums_are_those_of_their_votes_whatever_goes_wrong(seeds: int) -> None:
 
 @pytest.mark.long
 @few_seeds(1, 8)
-def test_aggregators_that_lie_alike_stop_the_run_and_who_cries_wolf_does_not(seeds: int) -> None:
+def test_aggregators_that_lie_alike_stop_the_run_and_who_doubts_right_ones_does_not(seeds: int) -> None:
     """Where one of three is honest the run stops in the next steps; else a draw finds them (forgers.py asserts who)."""
     lines = finished(start(*map(str, range(seeds)), module="tests.sim.forgers"), 120.0 * seeds).splitlines()
     assert len(lines) == 10 * seeds
     forged = [line for line in lines if "lie alike" in line and " 0 false sums" not in line]
     assert all("aggregators forged a sum" in line for line in forged if "all aggregators" not in line)
     assert sum("aggregators forged a sum" in line for line in forged) > len(forged) // 2
-    assert all(line.endswith("finished: 40 steps") for line in lines if "wolf" in line)
+    assert all(line.endswith("finished: 40 steps") for line in lines if "three doubt" in line)
 
 
 @pytest.mark.long

@@ -42,7 +42,7 @@ def test_cards_and_processors_train_one_model(tmp_path: Path, optimizer: dict[st
             "small again",
             lambda: swarm.last_step("small") >= swarm.last_step("cpu") - 1 and swarm.last_step("cpu") > 14,
         )
-        swarm.processes["late"] = swarm.join("late", environment=PEERS["full"])
+        swarm.join("late", environment=PEERS["full"])
         wait_for("a late card", lambda: swarm.last_step("late") >= 16)
         digests = digests_by_step(*(swarm.steps(name) for name in (*PEERS, "late")))
     assert all(len(found) == 1 for found in digests.values()), digests

@@ -41,7 +41,7 @@ def test_most_of_the_entry_and_of_those_that_take_part_have_to_find_it(members: 
     assert verdicts.count(Doubt.FORGED) == 1 == (verdicts[-1] is Doubt.FORGED)
 
 
-def test_who_cries_wolf_makes_all_look_once_in_a_thousand_steps_and_an_honest_word_still_counts() -> None:
+def test_a_false_claim_makes_all_look_once_in_a_thousand_steps_and_an_honest_claim_still_counts() -> None:
     doubts, asked = Doubts(), list[int]()
     for step in range(1, QUIET_STEPS + 3):
         doubts = kept(doubts, step)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from node.optim.backends import choose
 from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.backends.portable import Portable
 from node.optim.base import Base, BaseConfig
@@ -23,6 +24,7 @@ from node.optim.layout import Layout
 from node.optim.second_moment import SecondMoment
 from node.optim.step import NonFiniteGradient
 from node.optim.votes import groups as votes
+from node.optim.votes.payload import Format
 
 pytest.importorskip("numba")
 
@@ -346,6 +348,38 @@ def test_a_backend_that_does_not_exist_is_refused_with_the_choices(monkeypatch):
     monkeypatch.setenv(BACKEND_VARIABLE, "cuda")
     with pytest.raises(ValueError, match="auto, torch, numba"):
         DeMo([("p", nn.Parameter(torch.zeros(3)))], DeMoConfig())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here Triton's kernels run")
+def test_kernels_that_do_not_run_here_are_told_and_torch_serves(caplog):
+    choose.triton_serves.cache_clear()
+    assert not choose.triton_serves(torch.device("cpu"), Format(), BaseConfig(), 2)
+    assert "Triton's kernels do not run" in caplog.text
+
+
+def test_kernels_that_give_other_bits_are_told_and_torch_serves(monkeypatch, caplog):
+    """As a compiler or a card could: a parameter in its last bit, or the momentum."""
+
+    class Other(Portable):
+        def apply(self, ballots, parameters, lr, weight_decay):
+            super().apply(ballots, parameters, lr, weight_decay)
+            parameters[1][7] = parameters[1][7].nextafter(torch.tensor(9.0))
+
+    class Less(Portable):
+        def vote(self, gradients, momentum, *rest):
+            found = super().vote(gradients, momentum, *rest)
+            momentum[0, 0, 0] += 0.1
+            return found
+
+    for wrong in (Other, Less, Portable):
+        choose.triton_serves.cache_clear()
+        monkeypatch.setattr(
+            choose, "made_of_triton", lambda layout, device, _, base, __, it=wrong: it(layout, device, 256, base)
+        )
+        served = choose.triton_serves(torch.device("cpu"), Format(), BaseConfig(), 2)
+        assert served == (wrong is Portable)
+    choose.triton_serves.cache_clear()
+    assert caplog.text.count("give other numbers than torch") == 2
 
 
 def test_without_numba_the_step_is_torch():
