@@ -166,7 +166,7 @@ def choose(
     kernels = None
     if compiles(choice, device) and transform.name == "dct":
         kernels = _kernels(layout, form, cap, base, narrow=narrow)
-    if kernels is not None and chunkwise and (narrow or base.config.name == "sign"):
+    if kernels is not None and chunkwise:
         return kernels
     if (found := _triton(choice, layout, device, form, transform, base, cap)) is not None:
         return found

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from node.optim.backends.choose import BACKEND_VARIABLE
+from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.layout import Layout
@@ -76,7 +77,16 @@ GOLDEN = [1869, 307, 2465, 3676]
 
 
 @pytest.mark.parametrize("sizes", [(16,), (4, 16, 1024)])
-@pytest.mark.parametrize("settings", [{}, {"cap": 5}, {"base": "sgd"}, {"values": "2bit", "transform": "identity"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"cap": 5},
+        {"cap": 5, "base": BaseConfig("muon", block=64, iterations=2)},
+        {"base": "sgd"},
+        {"values": "2bit", "transform": "identity"},
+    ],
+)
 def test_back_ends_and_replicas_agree(
     sizes: tuple[int, ...], settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

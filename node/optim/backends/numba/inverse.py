@@ -130,7 +130,8 @@ def move_row(code: CodeBuilder, totals: Value, target: Value, factor: Value, lr:
     build, down, factors = code.builder, code.splat(code.builder.fneg(lr)), code.splat(factor)
     for place in range(0, ROW_BYTES, 4 * LANES):
         decayed = build.fmul(code.load(target, place), factors)
-        code.store(build.fadd(decayed, _move(code, code.load(totals, place, INTS), down)), target, place)
+        moved = build.fadd(decayed, _move(code, code.load(totals, place, INTS), down))
+        code.store(cut_off(code, moved), target, place)
 
 
 @instruction(ADDRESS, ADDRESS)

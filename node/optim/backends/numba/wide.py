@@ -43,7 +43,7 @@ _NO_PLACES: npt.NDArray[np.int16] = np.empty((0, 0), dtype=np.int16)
 
 
 class Wide(Fused):
-    """`backends.base.Backend` on a CPU, for signs in any selection but top-k, after a DCT, with base `sign`.
+    """`backends.base.Backend` on a CPU, for signs in any selection but top-k, after a DCT, with a chunkwise base.
 
     With another base its votes serve in `portable.Mixed`. Votes whose places follow from the step need `at` before each call.
     """
@@ -97,7 +97,7 @@ class Wide(Fused):
         listed, room = (self._drawn_rows if self._form.drawn else self._group_rows)(packed)
         weight_decay = decayed(parameters, lr, weight_decay)
         numbers = self._cap, np.float32(decay_factor(lr, weight_decay)), np.float32(lr)
-        given = self._plan, addresses(parameters), *listed, *numbers, *self._wide, room
+        given = self._plan, addresses(parameters), *listed, *numbers, *self._wide, room, *self._maps
         self._share(lambda *own: wide_kernels.apply_wide(*own, *given))
 
     def _group_rows(self, packed: Sequence[Packed]) -> tuple[tuple[Any, ...], int]:
@@ -136,7 +136,18 @@ class Wide(Fused):
             wide_kernels.put_drawn(*own, NO_MOMENTA, row, row, nothing)
         numbers = self._cap, one, one
         wide_kernels.apply_wide(
-            *own, self._plan, tensors, listed, _NO_PLACES, _NO_PLACES, True, False, *numbers, *self._wide, 0
+            *own,
+            self._plan,
+            tensors,
+            listed,
+            _NO_PLACES,
+            _NO_PLACES,
+            True,
+            False,
+            *numbers,
+            *self._wide,
+            0,
+            *self._maps,
         )
 
 

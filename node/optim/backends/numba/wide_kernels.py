@@ -9,8 +9,8 @@ about changes no XOR, so places follow from the step as coefficients do. ADR 33.
 import numpy as np
 from numba import njit
 
-from node.optim.backends.numba import emit, inverse
-from node.optim.backends.numba.kernels import _find, _next, _read, _visit_pool, kernel
+from node.optim.backends.numba import emit, inverse, newton
+from node.optim.backends.numba.kernels import _find, _next, _read, _visit_pool, kernel, move_map, orthogonalise
 from node.optim.backends.numba.momentum_kernels import accumulate, close_chunk, open_chunk, put_number, round_chunk
 
 _CHUNK, _SIDE = 4096, 64
@@ -168,8 +168,8 @@ def _turn(places, said, found, columns, rows):
 
 
 @njit(nogil=True)
-def _turn_widely(places, said, found, basis, half, signs):
-    """Both passes in fp64, which holds every sum: the signs of the inverse into int32 `signs` [64, 64].
+def _turn_widely(places, said, found, basis, half, total):
+    """Both passes in fp64, which holds every sum: the inverse into fp64 `total` [64, 64].
 
     `basis` fp64 [64, 64] of whole numbers; fp64 `half` [64 columns, 64] is scratch. Even rows are the first half of a place.
     """
@@ -181,22 +181,41 @@ def _turn_widely(places, said, found, basis, half, signs):
             value = np.float64(said[vote])
             for to in range(_SIDE):
                 half[place >> 6, to] += value * basis[row, to]
-    total = np.empty(_SIDE, dtype=np.float64)
+    total[:] = 0
     for row in range(_SIDE):
-        total[:] = 0
         for column in range(_SIDE):
             value = half[column, row]
             for to in range(_SIDE):
-                total[to] += value * basis[column, to]
-        for to in range(_SIDE):
-            signs[row, to] = np.int32(total[to] > 0) - np.int32(total[to] < 0)
+                total[row, to] += value * basis[column, to]
+
+
+@njit(nogil=True)
+def _move_widely(buffer, total, said, target, stride, factor, lr, mapped, iterations, signs):
+    """The update of a chunk by the inverse `total`: its orthogonal factor (`kernels.move_map`) or its signs.
+
+    int32 `said` [64, 64] is scratch.
+    """
+    rows, x, whole = buffer + 4 * _CHUNK, buffer + 8 * _CHUNK, buffer + 12 * _CHUNK
+    if mapped:
+        real = said.view(np.float32)
+        real[:] = total
+        emit.copy(x, said.ctypes.data, 4 * _CHUNK)
+        orthogonalise(x, buffer, rows, rows + 2 * _CHUNK, whole, whole + 2 * _CHUNK, iterations)
+        newton.move_rows(x, target, stride, factor, lr, signs)
+        return
+    said[:] = np.sign(total)
+    for row in range(_SIDE):
+        inverse.move_row(said.ctypes.data + row * _ROW, target + row * stride, factor, lr)
 
 
 @kernel
 def apply_wide(
-    first, last, scratch, plan, tensors, ballots, orders, moved, nested, sure, cap, factor, lr, rows, second, basis, room
+    first, last, scratch, plan, tensors, ballots, orders, moved, nested, sure, cap, factor, lr, rows, second, basis, room,
+    maps, iterations, signs,
 ):  # fmt: skip
-    """`p = p * factor - lr * direction` for the parameters. `orders` is empty for group votes.
+    """`p = p * factor - lr * direction` for the parameters, with the last three as `kernels.apply`.
+
+    `orders` is empty for group votes.
 
     `ballots`, `orders`, `moved`: see `_sum_drawn` and `_sum_groups`. `rows` int16 [64, 32], `second` as `inverse.turn_rows` and
     fp64 `basis` [64, 64] are the basis at 12 bits. `room`: how many votes for a chunk there are. `sure`: see `_capped`.
@@ -208,7 +227,8 @@ def apply_wide(
     places, said, totals = found_room[0], found_room[1], found_room[1 if single else 2]
     codes, load = np.empty(_GROUPS_MAX, dtype=np.uint8), np.empty(_SIDE, dtype=np.int64)
     sums = np.zeros(_CHUNK, dtype=np.int16)
-    half, signs = np.empty((_SIDE, _SIDE), dtype=np.float64), np.empty((_SIDE, _SIDE), dtype=np.int32)
+    half, total = np.empty((_SIDE, _SIDE), dtype=np.float64), np.empty((_SIDE, _SIDE), dtype=np.float64)
+    whole = np.empty((_SIDE, _SIDE), dtype=np.int32)
     for chunk in range(first, last):
         if orders.shape[0]:
             found = _sum_drawn(chunk, ballots, orders, moved, nested, totals, places, sums)
@@ -219,10 +239,14 @@ def apply_wide(
             _turn(places, said, found, columns, rows.ctypes.data)
             inverse.pair(columns, pairs)
         else:
-            _turn_widely(places, said, found, basis, half, signs)
+            _turn_widely(places, said, found, basis, half, total)
         target, stride = _find(plan, tensors, chunk, buffer)
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
-        if narrow:
+        if not narrow:
+            _move_widely(buffer, total, whole, target, stride, factor, lr, maps[chunk], iterations, signs)
+        elif maps[chunk]:
+            move_map(buffer, pairs, second.ctypes.data, target, stride, factor, lr, iterations, signs)
+        else:
             for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
                 ahead, ahead_stride = target + (row + _ROWS_AHEAD) * stride, stride
                 if row + _ROWS_AHEAD >= _SIDE:
@@ -230,8 +254,5 @@ def apply_wide(
                 inverse.turn_rows(
                     pairs + 4 * row, second.ctypes.data, target + row * stride, stride, factor, lr, ahead, ahead_stride
                 )
-        else:
-            for row in range(_SIDE):
-                inverse.move_row(signs.ctypes.data + row * _ROW, target + row * stride, factor, lr)
         if chunk >= plan[0].shape[0]:
             _visit_pool(plan, tensors, chunk, buffer, True)
