@@ -21,7 +21,8 @@ from node.model.spec import ModelSpec, build
 from node.optim.demo import DeMo
 from node.optim.step import NonFiniteGradient
 from node.training import vote_checks
-from node.training.host_maker import HostMaker, HostTransfer
+from node.training.host_maker import HostMaker
+from node.training.host_transfer import HostTransfer
 from node.training.need import kind_of
 from node.training.replica import Replica
 from protos.assignment import Range
@@ -139,9 +140,9 @@ def test_a_card_copies_by_way_of_one_buffer_that_is_free_again_afterwards(monkey
     transfer = HostTransfer(CPU, 12)
     transfer._buffer, transfer._stream = torch.empty(12, dtype=torch.bfloat16), stream  # type: ignore[assignment]
     weights, own = torch.randn(3, 4), torch.empty(3, 4, dtype=torch.bfloat16)
-    transfer.up(weights, own)
+    transfer.up(weights, own, transfer.made())
     assert own.equal(weights.bfloat16())
-    assert stream.asked == ["wait_stream", "synchronize"], "the last pass has read the weights before they change"
+    assert stream.asked == ["wait_event", "synchronize"], "the last pass has read the weights before they change"
     for shape in ((3, 2), (), (12,)):
         gradient = torch.randn(shape).bfloat16()
         mark = transfer.made()
