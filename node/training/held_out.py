@@ -208,7 +208,7 @@ class Evaluator:
         """The copy of the model, with the parameters of a snapshot. OSError if the snapshot was deleted meanwhile."""
         from safetensors import safe_open
 
-        file = safe_open(path, "pt")
+        file: Any = safe_open(path, "pt")
         if self._short is not None:
             return self._short.to_evaluate(file.get_tensor)
         if self._model is None:

@@ -342,12 +342,14 @@ def test_checkpointing_is_the_copys_and_gives_its_gradient() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("at_a_time", [8, 3])
-def test_on_a_card_gradients_are_those_of_the_weights_at_hand(at_a_time: int, behind: bool) -> None:
+def test_on_a_card_gradients_are_those_of_the_weights_at_hand(at_a_time: int, behind: bool, stream: bool) -> None:
     card = torch.device("cuda", 0)
     model = build(ModelSpec({**TIED, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}), 1)
-    of = Replica(RUN, model, OptimizerConfig(), 128, second="factored", maker=HostMaker(model, card, behind=behind))
+    made = HostMaker(model, card, behind=behind, stream=stream)
+    of = Replica(RUN, model, OptimizerConfig(), 128, second="factored", maker=made)
     for step in range(6):
         with torch.no_grad():
             for parameter in model.parameters():
