@@ -82,7 +82,7 @@ class BlockStream:
     def _fetch(self, block: int) -> Fetched:
         named = self._named[block]
         sizes = [-(-own.numel() // ALIGNED) * ALIGNED for own in named.values()]
-        parts = zip(self._room(sum(sizes)).split(sizes), named.values(), strict=True)
+        parts = zip(torch.split(self._room(sum(sizes)), sizes), named.values(), strict=True)
         weights = [part[: own.numel()].view(own.shape) for part, own in parts]
         made = self._transfer.made()
         if self._pool is None:
