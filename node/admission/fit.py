@@ -204,7 +204,7 @@ def _verdict(
         str(device),
         min(settings.micro_batch, config.clock.batch_samples),
         chosen="micro_batch" in settings.model_fields_set,
-        checkpointing=settings.activation_checkpointing,
+        checkpointing=settings.activation_checkpointing or memory == "stream",
     )
     main = main_memory()
     if size and main is not None:

@@ -190,10 +190,12 @@ class HostMaker(BuiltIn):
                     f"{self._place} has no room for bf16 weights and one sample of this model; close other programs that use "
                     "its memory, or join with another device (--device)"
                 ) from error
-            mode, how = ("stream", "host") if self._streams else ("host", "small")
+            mode, weights, other = "host", "bf16 weights", "small"
+            if self._streams:
+                mode, weights, other = "stream", "bf16 weights of one block at a time", "host"
             raise OperatorError(
-                f"memory = {mode}: the run's model does not compute with bf16 weights ({str(error).partition(chr(10))[0]}). "
-                f"To mend it, set memory to {how}"
+                f"memory = {mode}: the run's model does not compute with {weights} ({str(error).partition(chr(10))[0]}). "
+                f"To mend it, set memory to {other}"
             ) from error
 
     @contextmanager

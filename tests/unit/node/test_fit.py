@@ -118,8 +118,9 @@ def test_a_card_takes_the_first_that_fits(tmp_path: Path, monkeypatch: pytest.Mo
     found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, device)
     assert found.why.endswith(" main memory, memory stream (host does not fit)")
     card(monkeypatch, need.memory(1) - 1, plenty)
-    with pytest.raises(OperatorError, match=r"one sample does not fit.*cuda"):
+    with pytest.raises(OperatorError, match=r"one sample does not fit.*cuda") as refused:
         fit.check(CONFIG, settings(tmp_path), tmp_path, device)
+    assert "activation_checkpointing" not in str(refused.value), "stream computes blocks again by itself"
     card(monkeypatch, needs["host"].memory(1), need.main(1) - 1)
     with pytest.raises(OperatorError, match="the peer's state does not fit: with memory = host or stream"):
         fit.check(CONFIG, settings(tmp_path), tmp_path, device)
