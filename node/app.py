@@ -44,7 +44,7 @@ from node.training.exports import Exports, Series
 from node.training.handover import Unread
 from node.training.held_out import Evaluator
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
-from node.training.need import Memory
+from node.training.need import IN_MAIN, Memory
 from node.training.replica import Replica
 from node.training.resource_limits import ResourceLimits
 from node.training.telemetry import Spans, Summary
@@ -352,7 +352,7 @@ class _Peer:
             self.stop,
             patience_seconds=settings.overlay().patience_seconds,
             micro_batch=micro_batch,
-            autocast=autocast(replica.maker.device, "bf16" if self.memory == "host" else settings.precision),
+            autocast=autocast(replica.maker.device, "bf16" if self.memory in IN_MAIN else settings.precision),
             anchored=facts.anchored,
             vote_size=VoteSize(replica.payload_bytes, replica.size, part) if part is not None else None,
             archive=archive,

@@ -21,7 +21,7 @@ from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
 from node.training.handover import Handover
 from node.training.host_maker import HostMaker
-from node.training.need import Memory, kind_of
+from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
 from node.training.replica import Replica
 from protos.errors import OperatorError
@@ -149,8 +149,8 @@ def replica_of(
     effort = Effort(settings.activation_checkpointing, settings.compile)
     if lead is None:
         model, maker = build(spec, config.seed, vocabulary=vocabulary, context=context, blank=blank), None
-        if memory == "host":
-            maker = HostMaker(model, device, effort)
+        if memory in IN_MAIN:
+            maker = HostMaker(model, device, effort, stream=memory == "stream")
         else:
             model = effort.prepare(model.to(device))
         replica = Replica(

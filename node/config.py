@@ -49,11 +49,11 @@ class PeerSettings(LiveSettings):
     micro_batch: int = Field(default=8, ge=1, le=1 << 16)
     """Samples in one forward pass. A smaller value needs less memory, and does not change the gradient."""
 
-    memory: Literal["auto", "full", "small", "host"] = "auto"
+    memory: Literal["auto", "full", "small", "host", "stream"] = "auto"
     """What this peer's own state takes. `full`: 28 bytes a parameter on a CPU, 16 on a card. `small`: 6.5 and 6, and 2 to 3
     more where a step has several micro-batches; votes differ a little, and saving waits for the disk. `host`: bf16 weights on
-    the card (2), all else in main memory (6.5), where the optimizer runs. `auto`: the first of these that fits; host only with
-    CUDA. Other peers notice nothing."""
+    the card (2), all else in main memory (6.5), where the optimizer runs. `stream`: the weights of two layers at a time on the
+    card. `auto`: the first of these that fits; host and stream only with CUDA. Other peers notice nothing."""
 
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time. The

@@ -61,7 +61,8 @@ class LayoutFacts:
     `state_bytes`: memory of a peer whatever its micro-batch; `sample_bytes`: activations of one sample; `disk_bytes`: on its
     disk; `snapshot_bytes`: one snapshot; `copies_bytes`: main memory of the copies that are written to the disk.
     `least_state_bytes`: with memory = small; `least_sample_bytes`: with activation checkpointing. `host_card_bytes` and
-    `host_main_bytes`: with memory = host, of one such sample at a time. None if they are not known before the model is built.
+    `host_main_bytes`: with memory = host, of one such sample at a time; `stream_card_bytes`: with memory = stream, which takes
+    as much main memory. None if they are not known before the model is built, or the model cannot stream.
     """
 
     layout_digest: str
@@ -77,6 +78,7 @@ class LayoutFacts:
     least_sample_bytes: int | None = None
     host_card_bytes: int | None = None
     host_main_bytes: int | None = None
+    stream_card_bytes: int | None = None
     untried: str = ""
     """Why the dry run was not made, if it was not."""
     notes: tuple[str, ...] = ()

@@ -328,6 +328,8 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
         if facts.host_card_bytes is not None and facts.host_main_bytes is not None:
             card, main = amount(facts.host_card_bytes), amount(facts.host_main_bytes)
             yield "or with memory = host", f"{card} of a card, {main} of main memory"
+            if facts.stream_card_bytes is not None:
+                yield "or with memory = stream", f"{amount(facts.stream_card_bytes)} of a card, {main} of main memory"
         if cost.copies_bytes is not None:
             yield "main memory for copies", amount(cost.copies_bytes)
         if cost.disk_bytes is not None:

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -23,7 +24,7 @@ from node.model.room import main_memory, room_of
 from node.model.size import ModelSize, activation_bytes, size_of
 from node.model.spec import ModelSpec
 from node.training import need as needs
-from node.training.need import Memory, Need, kind_of
+from node.training.need import IN_MAIN, Memory, Need, kind_of
 from protos.errors import OperatorError
 from protos.run_config import RunConfig
 
@@ -64,14 +65,14 @@ class Counted:
     size: ModelSize
     sample: int | None
     """Activation bytes of one sample; None: not known."""
-    short: Callable[[], int | None] = lambda: None
-    """Counts the same with bf16 weights and activations."""
+    short: Callable[[bool], int | None] = lambda _: None
+    """Counts the same with bf16 weights and activations: of `memory = stream` (True) or `host`."""
     casts: bool = True
     """A card computes in bf16."""
 
     def need(self, config: RunConfig, *, trains: bool = True, ranks: int = 1, memory: Memory = "full") -> Need:
         """What the run needs of a peer."""
-        sample = self.short() if memory == "host" else self.sample
+        sample = self.short(memory == "stream") if memory in IN_MAIN else self.sample
         return needs.need_of(
             self.size, config.optimizer, sample, trains=trains, ranks=ranks, memory=memory,
             samples=config.clock.batch_samples, checks=config.trust.enabled, casts=self.casts,
@@ -89,37 +90,59 @@ def counted(config: RunConfig, settings: PeerSettings, *, trains: bool = True, r
     if not trains or ranks > 1:
         return Counted(size, None, casts=casts)
     return Counted(
-        size, sample_bytes(spec, config, settings), lambda: sample_bytes(spec, config, settings, short=True), casts
+        size, sample_bytes(spec, config, settings), partial(short_sample_bytes, spec, config, settings), casts
     )
 
 
-def sample_bytes(spec: ModelSpec, config: RunConfig, settings: PeerSettings, *, short: bool = False) -> int | None:
-    """Activation bytes of one sample, in fp32 or in bf16 (`short`); None: not known."""
-    how = {"checkpointing": settings.activation_checkpointing, "compiled": settings.compile, "short": short}
+def sample_bytes(spec: ModelSpec, config: RunConfig, settings: PeerSettings) -> int | None:
+    """Activation bytes of one sample, in fp32; None: not known."""
+    how = {"checkpointing": settings.activation_checkpointing, "compiled": settings.compile}
     return activation_bytes(spec, config.data.context, **how)
 
 
+def short_sample_bytes(spec: ModelSpec, config: RunConfig, settings: PeerSettings, stream: bool) -> int | None:
+    """The same in bf16, with `memory = stream` or `host`."""
+    how = (
+        {"stream": True}
+        if stream
+        else {"checkpointing": settings.activation_checkpointing, "compiled": settings.compile}
+    )
+    return activation_bytes(spec, config.data.context, short=True, **how)
+
+
 def memories_of(
-    config: RunConfig, settings: PeerSettings, device: torch.device, *, ranks: int = 1, own: bool = False
+    config: RunConfig,
+    settings: PeerSettings,
+    device: torch.device,
+    *,
+    ranks: int = 1,
+    own: bool = False,
+    size: ModelSize | None = None,
 ) -> tuple[Memory, ...]:
-    """What setting, run and device allow, the fastest first. `own`: see `check`. Raises OperatorError."""
+    """What setting, run, device and model allow, the fastest first. `own`: see `check`. `size`: of the model, if it is
+    known. Raises OperatorError."""
     wanted = settings.memory
-    if wanted in ("small", "host") and ranks > 1:
+    if wanted in ("small", *IN_MAIN) and ranks > 1:
         raise OperatorError(
             f"memory = {wanted}: a peer of several devices keeps its whole state there; set memory to auto"
         )
     fault = _no_host(settings, device, own=own)
-    if wanted == "host":
+    no_stream = "it does not go with compile" if settings.compile else "" if size is None else size.no_stream
+    if wanted in IN_MAIN:
         if fault:
-            raise OperatorError(f"memory = host: {fault}; set memory to small or auto")
-        return ("host",)
+            raise OperatorError(f"memory = {wanted}: {fault}; set memory to small or auto")
+        if wanted == "stream" and no_stream:
+            raise OperatorError(f"memory = stream: {no_stream}; set memory to host or auto")
+        return (wanted,)
     if wanted == "full" or ranks > 1:
         return ("full",)
     both: tuple[Memory, ...] = ("full",) if kind_of("small", config.optimizer) == "whole" else ("full", "small")
     if wanted == "small":
         return both[-1:]
     # where the device computes in the main memory, a second copy of the weights there saves nothing
-    return both if fault or device.type != "cuda" else (*both, "host")
+    if fault or device.type != "cuda":
+        return both
+    return (*both, "host") if no_stream else (*both, *IN_MAIN)
 
 
 def _no_host(settings: PeerSettings, device: torch.device, *, own: bool) -> str:
@@ -156,7 +179,7 @@ def fitted(
     if model is None:
         return None
     before = ""
-    for memory in (memories := memories_of(config, settings, device, ranks=ranks)):
+    for memory in (memories := memories_of(config, settings, device, ranks=ranks, size=model.size)):
         need = replace(model.need(config, trains=trains, ranks=ranks, memory=memory), stores=stores)
         found = _verdict(need, config, settings, folder, device, memory, before)
         if not found.refused or memory == memories[-1]:
@@ -181,7 +204,7 @@ def _verdict(
         str(device),
         min(settings.micro_batch, config.clock.batch_samples),
         chosen="micro_batch" in settings.model_fields_set,
-        checkpointing=settings.activation_checkpointing,
+        checkpointing=settings.activation_checkpointing or memory == "stream",
     )
     main = main_memory()
     if size and main is not None:

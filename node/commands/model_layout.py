@@ -12,11 +12,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from node.admission.consent import check_code
-from node.admission.fit import counted, sample_bytes, spec_of
+from node.admission.fit import counted, sample_bytes, short_sample_bytes, spec_of
 from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
 from node.export.model_folder import tried
@@ -111,14 +112,16 @@ def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts
     sparing = settings.model_copy(update={"memory": "small", "activation_checkpointing": True, "compile": False})
     least = replace(found, sample=0).need(config, memory="small").on("cuda")
     own = spec_of(config)
-    short = sample_bytes(own, config, sparing, short=True)
-    host = replace(found, short=lambda: short).need(config, memory="host")
+    sparing_found = replace(found, short=partial(short_sample_bytes, own, config, sparing))
+    host = sparing_found.need(config, memory="host")
+    stream = sparing_found.need(config, memory="stream").on("cuda").memory(1)
     return replace(
         facts,
         least_state_bytes=least.memory(1),
         least_sample_bytes=sample_bytes(own, config, sparing),
         host_card_bytes=host.on("cuda").memory(1),
         host_main_bytes=host.main(1),
+        stream_card_bytes=None if found.size.no_stream else stream,
         state_bytes=need.state,
         sample_bytes=need.sample,
         disk_bytes=need.disk,

@@ -22,7 +22,7 @@ from node.model.device import autocast, pick_device, short_copy
 from node.model.gradients import accumulate_gradients
 from node.model.size import Effort
 from node.model.spec import ModelSpec, build_meta, parameter_count
-from node.training.need import Memory
+from node.training.need import IN_MAIN, Memory
 from node.training.optimizers import form_of
 from protos.cores import usable_cores
 from protos.run_config import RunConfig
@@ -121,14 +121,16 @@ def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
 def _speed(
     config: RunConfig, settings: PeerSettings, micro_batch: int, device: torch.device, memory: Memory
 ) -> tuple[float | None, str]:
+    if memory == "stream":  # the whole model has no room on the device
+        return None, "with memory = stream it is known after the first step"
     return samples_per_second(
         spec_of(config),
         config.data.context,
         micro_batch,
         device,
-        autocast(device, "bf16" if memory == "host" else settings.precision),
+        autocast(device, "bf16" if memory in IN_MAIN else settings.precision),
         checkpointing=settings.activation_checkpointing,
-        short=memory == "host",
+        short=memory in IN_MAIN,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any, Final
 
 import torch
@@ -62,12 +63,15 @@ def device_name(device: torch.device, ranks: int) -> str:
 
 
 @torch.no_grad()
-def short_copy(model: nn.Module, device: torch.device) -> nn.Module:
+def short_copy(model: nn.Module, device: torch.device, absent: Collection[int] = ()) -> nn.Module:
     """The model with bf16 parameters on a device, and buffers as they are. Tied parameters stay tied.
 
-    There is no second fp32 copy meanwhile.
+    There is no second fp32 copy meanwhile. `absent`: ids of parameters in whose place there is one number in their shape: who
+    reads it gets NaN.
     """
     here: dict[int, Any] = {id(buffer): buffer.to(device, copy=True) for buffer in model.buffers()}
+    nothing = torch.full((), torch.nan, dtype=SHORT, device=device)
     for own in model.parameters():
-        here[id(own)] = nn.Parameter(own.to(device, SHORT), requires_grad=own.requires_grad)
+        numbers = nothing.expand(own.shape) if id(own) in absent else own.to(device, SHORT)
+        here[id(own)] = nn.Parameter(numbers, requires_grad=own.requires_grad)
     return copy.deepcopy(model, here)

@@ -5,6 +5,7 @@ Both have shapes and no numbers, so a model of any size is counted in the memory
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 from torch.autograd.graph import saved_tensors_hooks
 
+from node.model.blocks import blocks_with_weights, checkpoint_blocks, no_stream
 from node.model.device import short_copy
 from node.model.sliced_loss import loss, whole_loss
 from node.model.spec import REFUSALS, ModelError, ModelSpec, build_in_mode, build_meta, parameter_count
@@ -64,6 +66,12 @@ class ModelSize:
     """Parameters and buffers in fp32."""
     largest: int = 0
     """Numbers of the largest parameter."""
+    block: int = 0
+    """Numbers of the largest repeated block."""
+    outside: int = 0
+    """Numbers of the parameters that are in no such block."""
+    no_stream: str = ""
+    """Why the weights of its blocks cannot come and go; empty if they can."""
 
 
 def size_of(spec: ModelSpec) -> ModelSize | None:
@@ -83,17 +91,27 @@ def measured(model: nn.Module) -> ModelSize:
     """The size of a model on any device."""
     numbers = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     largest = max((parameter.numel() for parameter in model.parameters()), default=0)
-    return ModelSize(parameter_count(model), BYTES_A_NUMBER * numbers, largest)
+    blocks = [sum(own.numel() for own in block.parameters()) for _, block in blocks_with_weights(model)]
+    outside = sum(parameter.numel() for parameter in model.parameters()) - sum(blocks)
+    whole = BYTES_A_NUMBER * numbers
+    return ModelSize(parameter_count(model), whole, largest, max(blocks, default=0), outside, no_stream(model))
 
 
 def activation_bytes(
-    spec: ModelSpec, context: int, *, checkpointing: bool = False, compiled: bool = False, short: bool = False
+    spec: ModelSpec,
+    context: int,
+    *,
+    checkpointing: bool = False,
+    compiled: bool = False,
+    short: bool = False,
+    stream: bool = False,
 ) -> int | None:
     """What the backward pass of one sample keeps, in fp32, or with bf16 weights (`short`).
 
     None for a factory, and for a model that needs numbers to run. It counts the storages that autograd saves in a
     forward pass of one sample, parameters left out. A forward pass of fp32 weights in bf16 keeps less, so this is the upper
-    bound of both. `compiled`: the model is one graph, and makes all logits at once.
+    bound of both. `compiled`: the model is one graph, and makes all logits at once. `stream`: each block is computed again,
+    and the activations of the largest one are counted.
     """
     if spec.factory is not None:
         return None  # its code may look at numbers, and need not come back
@@ -103,6 +121,10 @@ def activation_bytes(
             model = build_in_mode(spec.config)
             Effort(activation_checkpointing=checkpointing).prepare(model).train()
             model = short_copy(model, torch.device("cpu")) if short else model
+            if stream:
+                blocks = [block for _, block in blocks_with_weights(model)]
+                blocks.remove(max(blocks, key=lambda block: sum(own.numel() for own in block.parameters())))
+                checkpoint_blocks(dict(enumerate(blocks)), lambda *_: nullcontext())
             with torch.autocast("cpu", torch.bfloat16, enabled=short):
                 return _saved_bytes(model, torch.zeros(1, context + 1, dtype=torch.int64), compiled=compiled)
         except (*REFUSALS, UnsupportedFakeTensorException):

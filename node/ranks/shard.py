@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from node.config import PeerSettings
 from node.data.samples import Batch
 from node.donor.live import Live
+from node.model.blocks import blocks_of
 from node.model.device import autocast
 from node.model.gradients import GradResult, Pace, to_device
 from node.model.room import limit
@@ -245,20 +246,11 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
-    for prefix, block in _blocks(model):
+    for prefix, block in blocks_of(model):
         own = [name for parameter in block.parameters() for name in names[id(parameter)]]
         if own and all(name.startswith(f"{prefix}.") for name in own):  # tied weights stay with the model
             fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-
-
-def _blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The elements of the outermost lists, by name. Inner lists stay whole, because not every rank calls the same experts."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList):
-            yield from ((f"{prefix}{name}.{index}", block) for index, block in enumerate(child))
-        else:
-            yield from _blocks(child, f"{prefix}{name}.")
 
 
 AGREED = (NonFiniteGradient, NotANumber, VotesError)

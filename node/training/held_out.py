@@ -208,13 +208,12 @@ class Evaluator:
         """The copy of the model, with the parameters of a snapshot. OSError if the snapshot was deleted meanwhile."""
         from safetensors import safe_open
 
+        file: Any = safe_open(path, "pt")
         if self._short is not None:
-            model = self._short.to_evaluate()
-        elif self._model is None:
-            model = self._model = copy.deepcopy(self._replica.whole_model()).eval().requires_grad_(requires_grad=False)
-        else:
-            model = self._model
-        with torch.no_grad(), safe_open(path, "pt") as file:
-            for name, parameter in parameters_of(model).items():
+            return self._short.to_evaluate(file.get_tensor)
+        if self._model is None:
+            self._model = copy.deepcopy(self._replica.whole_model()).eval().requires_grad_(requires_grad=False)
+        with torch.no_grad():
+            for name, parameter in parameters_of(self._model).items():
                 parameter.copy_(file.get_tensor(name))
-        return model
+        return self._model

@@ -3,7 +3,8 @@
 The device holds bf16 weights, a gradient or two, and activations. The weights are read from the replica's fp32 parameters
 before each gradient, whatever has changed those, so they are never old. The backward pass gives each gradient to the main
 memory as fp32, where it joins the momentum, or stays in the parameter's `.grad`. On a CUDA device a thread does that behind the
-backward pass. Refuses a model that does not compute with bf16 weights (`ready`).
+backward pass. With `memory = "stream"` the device has the weights of one block or two at a time (`block_stream.py`), read from
+the same parameters. Refuses a model that does not compute with bf16 weights (`ready`).
 """
 
 from __future__ import annotations
@@ -18,61 +19,25 @@ import torch
 from torch import Tensor, nn
 
 from node.data.samples import Samples
-from node.model.device import SHORT, short_copy
+from node.model.blocks import blocks_with_weights, no_stream
 from node.model.device import autocast as autocast_on
+from node.model.device import short_copy
 from node.model.gradients import GradientTaker, GradResult, Loss, no_room
 from node.model.size import Effort
 from node.model.sliced_loss import loss as next_token_loss
 from node.optim.folding import hooked
 from node.optim.laid_out import ParameterChanged, gradient_fault_of
 from node.optim.layout import named_tensors
+from node.training.block_stream import BlockStream, Read
+from node.training.host_transfer import HostTransfer
 from node.training.maker import BuiltIn
 from protos.assignment import Range
 from protos.errors import OperatorError
 
 MOVING_MAX: Final = 1
 """Gradients that wait on the device for the one before, while the backward pass makes the next."""
-
-
-class HostTransfer:
-    """Numbers between the main memory and a device. A CUDA device copies from and to one pinned buffer, on its own stream."""
-
-    def __init__(self, device: torch.device, numbers: int) -> None:
-        """`numbers`: the most at a time."""
-        self._buffer, self._stream = None, None
-        if device.type == "cuda":
-            self._buffer = torch.empty(numbers, dtype=SHORT, pin_memory=True)
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def up(self, numbers: Tensor, to: Tensor) -> None:
-        """Fp32 of the main memory into bf16 on the device."""
-        if self._stream is None or self._buffer is None:
-            to.copy_(numbers)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))  # the last pass may read them still
-        with torch.cuda.stream(self._stream):
-            part = self._buffer[: to.numel()].view(to.shape)
-            to.copy_(part.copy_(numbers), non_blocking=True)
-        self._stream.synchronize()  # the buffer is free again, and any stream may read the weights
-
-    def made(self) -> Any:
-        """A mark: what the device has been asked for by now is done behind it. None where nothing runs behind."""
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._stream.device))
-        return event
-
-    def down(self, gradient: Tensor, to: Tensor, made: Any) -> Tensor:
-        """A gradient on the device, `made` behind its mark, into fp32 of the main memory, which is returned."""
-        if self._stream is None or self._buffer is None or gradient.dtype != SHORT:
-            return to.copy_(gradient)
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(made)
-            part = self._buffer[: gradient.numel()].view(gradient.shape)
-            part.copy_(gradient, non_blocking=True)
-        self._stream.synchronize()
-        return to.copy_(part)
+SMALL: Final = 0.02
+"""A weight with which a model computes finite numbers."""
 
 
 class Mover:
@@ -186,10 +151,16 @@ class HostMaker(BuiltIn):
         loss: Loss = next_token_loss,
         *,
         behind: bool | None = None,
+        stream: bool = False,
     ) -> None:
         """`model`: the replica's, in the main memory. `effort`: how the copy computes. `behind`: whether a thread takes the
-        gradients; by default with CUDA alone, since on a CPU it would take the cores of the backward pass."""
+        gradients; by default with CUDA alone, since on a CPU it would take the cores of the backward pass. `stream`: weights
+        of blocks are on the device while a block computes. Raises OperatorError for a model whose blocks cannot do so."""
         super().__init__(model, loss)
+        if stream and (fault := no_stream(model)):
+            raise OperatorError(f"memory = stream: {fault}; set memory to host or auto")
+        self._streams = stream
+        self._blocks: BlockStream | None = None
         self._whole, self._place, self._effort = model, device, effort or Effort()
         self._parameters = [parameter for _, parameter in named_tensors(model)]
         self._copies: list[tuple[str, Tensor]] = []
@@ -209,33 +180,79 @@ class HostMaker(BuiltIn):
         super().ready(context)
         try:
             self._make_copy()
-            with torch.no_grad(), autocast_on(self._place, "bf16"):
-                self._loss(self._model, torch.zeros(1, context + 1, dtype=torch.int64, device=self._place))
+            with torch.no_grad(), autocast_on(self._place, "bf16"), self._small_weights():
+                found = self._loss(self._model, torch.zeros(1, context + 1, dtype=torch.int64, device=self._place))
+            if self._blocks is not None and found.isnan():
+                raise ValueError("it reads weights of a block outside of the block's forward pass")
         except (RuntimeError, TypeError, ValueError) as error:
             if isinstance(error, RuntimeError) and no_room(error):
                 raise OperatorError(
                     f"{self._place} has no room for bf16 weights and one sample of this model; close other programs that use "
                     "its memory, or join with another device (--device)"
                 ) from error
+            mode, weights, other = "host", "bf16 weights", "small"
+            if self._streams:
+                mode, weights, other = "stream", "bf16 weights of one block at a time", "host"
             raise OperatorError(
-                f"memory = host: the run's model does not compute with bf16 weights ({str(error).partition(chr(10))[0]}). "
-                "To mend it, set memory to small"
+                f"memory = {mode}: the run's model does not compute with {weights} ({str(error).partition(chr(10))[0]}). "
+                f"To mend it, set memory to {other}"
             ) from error
+
+    @contextmanager
+    def _small_weights(self) -> Iterator[None]:
+        """A model whose blocks come and go has numbers of which no loss is NaN: the replica may be blank. For one forward
+        pass; the next gradient reads the weights anew."""
+        blocks = self._blocks
+        if blocks is None:
+            yield
+            return
+        for pair in self._made:
+            if pair.name not in self._lent:
+                pair.own.fill_(SMALL)
+        read, blocks.read = blocks.read, lambda name: torch.full_like(read(name), SMALL)
+        try:
+            yield
+        finally:
+            blocks.read = read
 
     def rest(self) -> None:
         """See `GradientMaker`. The copy's weights go, too."""
+        self._drop_blocks()
         for pair in self._made:
-            pair.own.data = pair.own.new_empty(0)
+            if pair.name not in self._lent:
+                pair.own.data = pair.own.new_empty(0)
         super().rest()
+
+    @property
+    def _lent(self) -> frozenset[str]:
+        """Names of the parameters that come and go."""
+        return frozenset() if self._blocks is None else self._blocks.names
+
+    def _drop_blocks(self) -> None:
+        if self._blocks is not None:
+            self._blocks.drop()
 
     @property
     def evaluates_short(self) -> bool:
         """Whether held-out losses are of bf16 weights: fp32 ones would take the main memory's CPU hours."""
         return self._place.type != "cpu"
 
-    def to_evaluate(self) -> nn.Module:
-        """A further copy in bf16, for states that are not this peer's own."""
-        return short_copy(self._whole, self._place).eval().requires_grad_(requires_grad=False)
+    @torch.no_grad()
+    def to_evaluate(self, read: Read) -> nn.Module:
+        """A further copy in bf16, of a state that is not this peer's own. `read` may be asked as long as the copy computes."""
+        model, blocks = self._short(read)
+        for name, own in model.named_parameters():
+            if blocks is None or name not in blocks.names:
+                own.copy_(read(name))
+        return model.eval().requires_grad_(requires_grad=False)
+
+    def _short(self, read: Read) -> tuple[nn.Module, BlockStream | None]:
+        """A copy on the device. `read`: the weights of its blocks, where these come and go."""
+        if not self._streams:
+            return short_copy(self._whole, self._place), None
+        lent = {id(own) for _, block in blocks_with_weights(self._whole) for own in block.parameters()}
+        model = short_copy(self._whole, self._place, lent)
+        return model, BlockStream(model, self._place, read, behind=self._behind)
 
     def mean_gradient(
         self,
@@ -258,18 +275,22 @@ class HostMaker(BuiltIn):
         """The weights on the device are those of the replica, rounded. Raises `ParameterChanged` if the model has changed its
         copy's."""
         transfer = self._make_copy()
+        self._drop_blocks()
+        made = transfer.made()  # the last pass may read the weights still
         for name, whole, own, was in self._made:
             if not own.numel():  # since `rest`
                 own.data = own.new_empty(whole.shape)
             if (now := _kind(own)) != was:
                 raise ParameterChanged(f"parameter {name}: its copy was {_words(was)}, and is {_words(now)} now")
-            transfer.up(whole, own)
+            if name not in self._lent:
+                transfer.up(whole, own, made)
         return transfer
 
     def _make_copy(self) -> HostTransfer:
         if self._transfer is not None:
             return self._transfer
-        self._model = self._effort.prepare(short_copy(self._whole, self._place))
+        model, self._blocks = self._short(dict(self._whole.named_parameters()).__getitem__)
+        self._model = model if self._streams else self._effort.prepare(model)
         self._copies = named_tensors(self._model)
         pairs = zip(self._whole.named_parameters(), self._model.parameters(), strict=True)
         self._made = [CopiedParameter(name, whole, own, _kind(own)) for (name, whole), own in pairs]

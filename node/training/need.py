@@ -30,10 +30,14 @@ PRIVATE_FILES: Final = 2
 
 BYTES_A_SHORT: Final = 2
 """A momentum in bf16, and a gradient's sum over several micro-batches."""
-Memory = Literal["full", "small", "host"]
+Memory = Literal["full", "small", "host", "stream"]
 """What a peer keeps, and where: `memory` of its settings."""
+IN_MAIN: Final[tuple[Memory, ...]] = ("host", "stream")
+"""With these, weights, momentum and optimizer are in the main memory, and the device computes in bf16."""
+BLOCKS_THERE: Final = 2
+"""With `stream`: the block that computes, and the next one."""
 HEAP_BYTES_A_PARAMETER: Final = 0.5
-"""With `memory = small` or `host`, in main memory: what the C library keeps between tensors (`python -m tests.bench size`, ADR
+"""With all but `memory = full`, in main memory: what the C library keeps between tensors (`python -m tests.bench size`, ADR
 30). With sums over micro-batches, as much again as half of these."""
 
 
@@ -46,7 +50,7 @@ class Need:
     """The model's own numbers: it is built in the main memory, whatever the device."""
     state: int
     """On the device, whatever the micro-batch: parameters, momentum, second moment, base optimizer, gradients that stay whole;
-    with `memory = host`, bf16 weights and the gradient at hand."""
+    with `memory = host`, bf16 weights and the gradient at hand; with `stream`, weights of two blocks and of what is none."""
     sample: int | None
     """Activations of one sample; None: not known, and counted as 0."""
     snapshot: int
@@ -67,7 +71,7 @@ class Need:
     """On a card: copies of the weights in bf16, which a pass in bf16 makes. Measured on an H200 (`python -m tests.bench size
     --device cuda`)."""
     host: int = 0
-    """With `memory = host`: main memory for what is else in `state`."""
+    """With `memory = host` or `stream`: main memory for what is else in `state`."""
     stores: bool = True
     """False: the peer loads one snapshot, and stores no others (an export)."""
 
@@ -137,13 +141,14 @@ def need_of(
         working += one  # local steps keep the parameters where they began
         private += ADAM_MOMENTS * one
     state, host = size.model_bytes + base - one + private + working, 0
-    if memory == "host":
-        host, short = state, (size.model_bytes - one) + BYTES_A_SHORT * size.parameters
+    if memory in IN_MAIN:
+        weights = size.parameters if memory == "host" else size.outside + BLOCKS_THERE * size.block
+        host, short = state, (size.model_bytes - one) + BYTES_A_SHORT * weights
         state = short + 2 * BYTES_A_SHORT * size.largest if trains else 0
     return Need(
         size.parameters, size.model_bytes, -(-state // ranks), sample, base, private, host=host,
         gradients=BYTES_A_SHORT * size.parameters if joins and trains else 0, samples=samples, small=small,
-        casts=BYTES_A_SHORT * size.parameters // ranks if casts and memory != "host" and trains else 0,
+        casts=BYTES_A_SHORT * size.parameters // ranks if casts and memory not in IN_MAIN and trains else 0,
         heap=int(HEAP_BYTES_A_PARAMETER * size.parameters) if small else 0, checks=2 * one if checks and trains else 0,
     )  # fmt: skip
 
@@ -210,7 +215,7 @@ def _contents(need: Need) -> str:
 
 def building(need: Need, main: DeviceMemory, micro_batch: int = 1) -> tuple[bool, str]:
     """Whether the main memory holds the weights while they are built, and later the copies that are written to the disk, the
-    gradients of checks, and with `memory = host` the whole state."""
+    gradients of checks, and with `memory = host` or `stream` the whole state."""
     most = max(need.weights, need.main(micro_batch))
     if most <= main.free:
         return True, f"{amount(most)} of {amount(main.free)} main memory"
@@ -218,7 +223,7 @@ def building(need: Need, main: DeviceMemory, micro_batch: int = 1) -> tuple[bool
     if need.checks:
         what = "the copies of weights and momentum that go to the disk, and the gradients for checks of votes, need"
     if need.host:
-        what = "the peer's state does not fit: with memory = host, weights, momentum and optimizer need"
+        what = "the peer's state does not fit: with memory = host or stream, weights, momentum and optimizer need"
     if need.weights > main.free:
         what = "the model cannot be built: its weights need"
     return False, (

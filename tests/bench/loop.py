@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--tiny-steps", type=int, default=100, help="steps of the tiny model, 0: no such row (default 100)"
     )
     parser.add_argument(
-        "--memory", choices=("full", "small", "host"), default="full", help="of both peers (default full)"
+        "--memory", choices=("full", "small", "host", "stream"), default="full", help="of both peers (default full)"
     )
     parser.add_argument("--no-join", action="store_true", help="without a late joiner")
 

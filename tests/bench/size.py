@@ -25,7 +25,7 @@ from protos.run_config import RunConfig
 from tests.bench import loop
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm
 
-MODES: Final = ("full", "small", "host")
+MODES: Final = ("full", "small", "host", "stream")
 WAIT_SECONDS_MAX: Final = 1800.0
 LOOK_SECONDS: Final = 0.02
 

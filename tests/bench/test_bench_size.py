@@ -7,7 +7,7 @@ import pytest
 from tests.bench import loop, size
 
 
-@pytest.mark.parametrize(("mode", "state"), [("full", 28), ("small", 6.5), ("host", 8.5)])
+@pytest.mark.parametrize(("mode", "state"), [("full", 28), ("small", 6.5), ("host", 8.5), ("stream", 7)])
 def test_the_plan_of_a_mode_is_that_of_a_peer_on_a_cpu(mode: str, state: float) -> None:
     model, parameters = loop.model_of(1_000_000)
     text = loop.run_toml(model, Path("/nowhere"), 8, 2).replace("BOOTSTRAP", "")

@@ -16,6 +16,7 @@ PEERS = {
     "full": {"SWARMENTUM_DEVICE": "cuda", "SWARMENTUM_MEMORY": "full"},
     "small": {"SWARMENTUM_DEVICE": "cuda", "SWARMENTUM_MEMORY": "small", "SWARMENTUM_GPU_MEMORY": "0.2"},
     "host": {"SWARMENTUM_DEVICE": "cuda", "SWARMENTUM_MEMORY": "host"},
+    "stream": {"SWARMENTUM_DEVICE": "cuda", "SWARMENTUM_MEMORY": "stream"},
     "kernels": {"SWARMENTUM_DEVICE": "cuda", "SWARMENTUM_OPTIM_BACKEND": "triton"},
     "cpu": {"SWARMENTUM_DEVICE": "cpu"},
 }

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import LocalSwarm, digests_by_step, toml_of_run, wait_for
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, toml_of_run, wait_for
 from tests.unit.small_disk import fill, small_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(240)]
 
 RUN = toml_of_run(
-    "full", clock={"batch_samples": 8, "snapshot_every": 10, "deadline_ms_min": 1000, "deadline_ms_max": 3000}
+    "full",
+    TINY_MODEL.replace("num_hidden_layers = 1", "num_hidden_layers = 3"),
+    clock={"batch_samples": 8, "snapshot_every": 10, "deadline_ms_min": 1000, "deadline_ms_max": 3000},
 )
 
 
@@ -18,14 +20,14 @@ RUN = toml_of_run(
     "anchor", [pytest.param(False, id="peer"), pytest.param(True, id="anchor", marks=pytest.mark.nightly)]
 )
 def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> None:
-    flags = ("--no-layout", "--anchor") if anchor else ("--no-layout",)
+    flags, main = (("--no-layout", "--anchor"), "stream") if anchor else (("--no-layout",), "host")
     with small_disk(tmp_path / "disk", 160 << 20) as disk:
         (tmp_path / "swarm").mkdir()
         with LocalSwarm(tmp_path / "swarm", RUN, *flags) as swarm:
             name = "anchor" if anchor else "ada"
             (swarm.folder / name).symlink_to(disk)
             swarm.join("bob", environment={"SWARMENTUM_MEMORY": "small"})  # unlike states of their own, equal replicas
-            swarm.join("cid", environment={"SWARMENTUM_MEMORY": "host"})
+            swarm.join("cid", environment={"SWARMENTUM_MEMORY": main})
             if anchor:
                 swarm.anchor()
             else:
@@ -46,7 +48,7 @@ def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> Non
             swarm.wait_step(name, swarm.last_step("bob") + 3)
             assert len(swarm.events(name, said)) == 1
             swarm.wait_step("cid", before + 5)
-            for other, memory in (("bob", "small"), ("cid", "host")):
+            for other, memory in (("bob", "small"), ("cid", main)):
                 assert f"memory {memory}" in (swarm.folder / f"{other}.log").read_text()
                 assert any(line["accepted"] for line in swarm.steps(other))
             assert "Traceback" not in (swarm.folder / f"{name}.log").read_text()

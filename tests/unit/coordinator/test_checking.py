@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -306,7 +307,7 @@ def test_costs_are_of_one_peer() -> None:
     config = RunConfig(name="x", clock=ClockConfig(steps=100))
     facts = LayoutFacts("", 1000, 100, 2_000, state_bytes=10_000, sample_bytes=100, disk_bytes=5_000,
                         snapshot_bytes=5_000_000, least_state_bytes=6_000, least_sample_bytes=10,
-                        host_card_bytes=2_500, host_main_bytes=7_000)  # fmt: skip
+                        host_card_bytes=2_500, host_main_bytes=7_000, stream_card_bytes=900)  # fmt: skip
     cost = cost_of(config, facts, 5, 2.0)
     assert cost.up_bytes_hour == cost.down_bytes_hour == 4 * 2_000 * 1_800
     assert cost.memory_bytes == 10_800
@@ -316,6 +317,9 @@ def test_costs_are_of_one_peer() -> None:
     assert cost.join_seconds == {"20": 2.0, "100": 0.4, "1000": 0.0}
     shown = dict(rows_of(config, facts, cost))
     assert shown["or with memory = host"] == "2.5 kB of a card, 7.0 kB of main memory"
+    assert shown["or with memory = stream"] == "900 B of a card, 7.0 kB of main memory"
+    whole = replace(facts, stream_card_bytes=None)
+    assert "or with memory = stream" not in dict(rows_of(config, whole, cost)), "its blocks cannot come and go"
     assert shown["a step's votes at 5, 20, 100 Mbit/s up"] == "0.013 s, 0.003 s, 0.001 s"
     assert shown["to join at 20, 100, 1000 Mbit/s down"] == "2 s, 0.4 s, 0 s"
 
@@ -341,6 +345,7 @@ def test_check_needs_no_coordinator_and_prints_costs_for_programs(tmp_path: Path
     assert values["cost"]["memory_bytes"] > values["cost"]["least_memory_bytes"] > 4 * 885_888
     assert values["layout"]["least_state_bytes"] < 0.6 * values["layout"]["state_bytes"]
     assert 2 * 885_888 < values["layout"]["host_card_bytes"] < values["cost"]["least_memory_bytes"]
+    assert 885_888 < values["layout"]["stream_card_bytes"] < values["layout"]["host_card_bytes"]
     assert 6 * 885_888 < values["layout"]["host_main_bytes"] < 12 * 885_888
     assert any("--data" in note for note in values["notes"])
 

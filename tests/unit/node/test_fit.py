@@ -1,5 +1,6 @@
 """Whether a run fits a machine: with its whole state, with a smaller one, or not at all, and what the person is told."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ CONFIG = RunConfig.model_validate({
     "clock": {"steps": 10},
 })  # fmt: skip
 CPU = torch.device("cpu")
+MODES: tuple[Memory, ...] = ("full", "small", "host", "stream")
 
 
 def settings(tmp_path: Path, **given: Any) -> PeerSettings:
@@ -92,7 +94,7 @@ def test_a_peer_of_several_devices_and_a_run_without_a_second_moment_have_one_wa
     plain = CONFIG.model_copy(update={"optimizer": CONFIG.optimizer.model_copy(update={"beta2": 0.0})})
     assert fit.memories_of(plain, settings(tmp_path, memory="small"), CPU) == ("full",)
     assert fit.memories_of(CONFIG, settings(tmp_path), CPU, ranks=2) == ("full",)
-    for memory in ("small", "host"):
+    for memory in ("small", "host", "stream"):
         with pytest.raises(OperatorError, match=f"memory = {memory}: a peer of several devices"):
             fit.memories_of(CONFIG, settings(tmp_path, memory=memory), CPU, ranks=2)
 
@@ -108,18 +110,19 @@ def card(monkeypatch: pytest.MonkeyPatch, free: int, main: int, *, short: bool =
 
 def test_a_card_takes_the_first_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fit.counted(CONFIG, PeerSettings())
-    full, small, host = (model.need(CONFIG, memory=memory).on("cuda") for memory in ("full", "small", "host"))  # type: ignore[arg-type]
-    plenty = 100 * full.memory(1)
-    for free, memory in ((full.memory(1), "full"), (small.memory(1), "small"), (host.memory(1), "host")):
-        device = card(monkeypatch, free, plenty)
+    needs = {memory: model.need(CONFIG, memory=memory).on("cuda") for memory in MODES}
+    plenty = 100 * needs["full"].memory(1)
+    for memory, need in needs.items():
+        device = card(monkeypatch, need.memory(1), plenty)
         assert fit.check(CONFIG, settings(tmp_path), tmp_path, device) == (1, memory)
     found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, device)
-    assert found.why.endswith(" main memory, memory host (small does not fit)")
-    card(monkeypatch, host.memory(1) - 1, plenty)
-    with pytest.raises(OperatorError, match=r"one sample does not fit.*cuda"):
+    assert found.why.endswith(" main memory, memory stream (host does not fit)")
+    card(monkeypatch, need.memory(1) - 1, plenty)
+    with pytest.raises(OperatorError, match=r"one sample does not fit.*cuda") as refused:
         fit.check(CONFIG, settings(tmp_path), tmp_path, device)
-    card(monkeypatch, host.memory(1), host.main(1) - 1)
-    with pytest.raises(OperatorError, match="the peer's state does not fit: with memory = host"):
+    assert "activation_checkpointing" not in str(refused.value), "stream computes blocks again by itself"
+    card(monkeypatch, needs["host"].memory(1), need.main(1) - 1)
+    with pytest.raises(OperatorError, match="the peer's state does not fit: with memory = host or stream"):
         fit.check(CONFIG, settings(tmp_path), tmp_path, device)
 
 
@@ -131,14 +134,29 @@ def test_auto_takes_host_only_where_the_device_has_memory_of_its_own(
     for config, device, found in (
         (CONFIG, CPU, ("full", "small")),
         (CONFIG, torch.device("mps"), ("full", "small")),
-        (CONFIG, cuda, ("full", "small", "host")),
-        (plain, cuda, ("full", "host")),
+        (CONFIG, cuda, MODES),
+        (plain, cuda, ("full", "host", "stream")),
     ):
         assert fit.memories_of(config, settings(tmp_path), device) == found
     assert fit.memories_of(CONFIG, settings(tmp_path, precision="fp32"), cuda) == ("full", "small")
     assert fit.memories_of(CONFIG, settings(tmp_path), cuda, own=True) == ("full", "small")
     card(monkeypatch, 1, 1, short=False)
     assert fit.memories_of(CONFIG, settings(tmp_path), cuda) == ("full", "small")
+
+
+def test_auto_passes_over_stream_where_it_cannot_be_and_the_person_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = card(monkeypatch, 1 << 40, 1 << 40)
+    size = fit.counted(CONFIG, PeerSettings()).size
+    for its, given, words in (
+        (size, {"compile": True}, "it does not go with compile"),
+        (replace(size, no_stream="no blocks"), {}, "no blocks"),
+    ):
+        assert fit.memories_of(CONFIG, settings(tmp_path, **given), cuda, size=its) == ("full", "small", "host")
+        with pytest.raises(OperatorError, match=f"memory = stream: {words}; set memory to host or auto"):
+            fit.memories_of(CONFIG, settings(tmp_path, memory="stream", **given), cuda, size=its)
+    assert fit.check(CONFIG, settings(tmp_path, memory="stream"), tmp_path, CPU)[1] == "stream"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from node.model.spec import ModelSpec, build
 from node.optim.demo import DeMo
 from node.optim.step import NonFiniteGradient
 from node.training import vote_checks
-from node.training.host_maker import HostMaker, HostTransfer
+from node.training.host_maker import HostMaker
+from node.training.host_transfer import HostTransfer
 from node.training.need import kind_of
 from node.training.replica import Replica
 from protos.assignment import Range
@@ -139,9 +140,9 @@ def test_a_card_copies_by_way_of_one_buffer_that_is_free_again_afterwards(monkey
     transfer = HostTransfer(CPU, 12)
     transfer._buffer, transfer._stream = torch.empty(12, dtype=torch.bfloat16), stream  # type: ignore[assignment]
     weights, own = torch.randn(3, 4), torch.empty(3, 4, dtype=torch.bfloat16)
-    transfer.up(weights, own)
+    transfer.up(weights, own, transfer.made())
     assert own.equal(weights.bfloat16())
-    assert stream.asked == ["wait_stream", "synchronize"], "the last pass has read the weights before they change"
+    assert stream.asked == ["wait_event", "synchronize"], "the last pass has read the weights before they change"
     for shape in ((3, 2), (), (12,)):
         gradient = torch.randn(shape).bfloat16()
         mark = transfer.made()
@@ -341,12 +342,14 @@ def test_checkpointing_is_the_copys_and_gives_its_gradient() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("at_a_time", [8, 3])
-def test_on_a_card_gradients_are_those_of_the_weights_at_hand(at_a_time: int, behind: bool) -> None:
+def test_on_a_card_gradients_are_those_of_the_weights_at_hand(at_a_time: int, behind: bool, stream: bool) -> None:
     card = torch.device("cuda", 0)
     model = build(ModelSpec({**TIED, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}), 1)
-    of = Replica(RUN, model, OptimizerConfig(), 128, second="factored", maker=HostMaker(model, card, behind=behind))
+    made = HostMaker(model, card, behind=behind, stream=stream)
+    of = Replica(RUN, model, OptimizerConfig(), 128, second="factored", maker=made)
     for step in range(6):
         with torch.no_grad():
             for parameter in model.parameters():

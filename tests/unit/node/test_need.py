@@ -179,6 +179,15 @@ def test_local_steps_need_whole_gradients() -> None:
     assert whole_gradients(optimizer(recipe="diloco-demo"), checks=True) == "local steps need them"
 
 
+def test_with_the_weights_of_two_blocks_a_card_has_those_and_what_is_no_block() -> None:
+    size = replace(SIZE, block=150, outside=400)
+    own, whole = (need_of(size, optimizer(), memory=memory, samples=8) for memory in ("stream", "host"))  # type: ignore[arg-type]
+    assert own.on("cuda:0").state == 2 * (400 + 2 * 150) + 40 + 2 * 2 * 300
+    assert own.main(7) == whole.main(7)
+    assert own.on("cpu").memory(7) == own.on("cuda").state + small().on("cpu").memory(7)
+    assert need_of(size, optimizer(), memory="stream", trains=False).on("cuda").memory(1) == 0
+
+
 def host(**values: Any) -> Need:
     return need_of(SIZE, optimizer(**values), memory="host", samples=8)
 
@@ -216,7 +225,7 @@ def test_a_main_memory_that_is_too_small_for_the_state_is_named() -> None:
     good, why = building(own, DeviceMemory(own.main(7) - 1, GB), 7)
     assert not good
     assert why.startswith(
-        "the peer's state does not fit: with memory = host, weights, momentum and optimizer need 10 kB of main"
+        "the peer's state does not fit: with memory = host or stream, weights, momentum and optimizer need 10 kB of main"
     )
     fits, why = fit(own, DeviceMemory(3000, 4000), "cuda:0", 1, chosen=False, checkpointing=False)
     assert not fits

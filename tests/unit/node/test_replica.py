@@ -231,14 +231,15 @@ def test_a_model_that_casts_itself_ends_the_peer_with_a_sentence() -> None:
 Making = Callable[..., Replica]
 
 
-@pytest.fixture(params=["small", "host", "host, behind"])
+@pytest.fixture(params=["small", "host", "host, behind", "stream"])
 def small(request: pytest.FixtureRequest) -> Making:
-    """As a peer with `memory = "small"` or `"host"` has it, on a card (`behind`) or on a CPU."""
+    """As a peer that saves memory has it, on a card (`behind`) or on a CPU."""
 
     def make(model: torch.nn.Module, overlap: bool = False, copy_folder: Path | None = None) -> Replica:
         own: dict[str, Any] = {"second": "factored", "copy_folder": copy_folder}
         if request.param != "small":
-            own["maker"] = HostMaker(model, torch.device("cpu"), behind=request.param == "host, behind")
+            behind, stream = request.param == "host, behind", request.param == "stream"
+            own["maker"] = HostMaker(model, torch.device("cpu"), behind=behind, stream=stream)
         return Replica(RUN, model, OptimizerConfig(overlap=overlap), 128, **own)
 
     return make

@@ -1,0 +1,101 @@
+"""The weights of a model's blocks on a device, one block or two at a time (`memory = "stream"`): `BlockStream`.
+
+A block's weights are there while it computes, in its forward pass and again in the backward pass, which computes the block
+again. Autograd keeps them until it needs them no more. Those of the block that comes next are on their way meanwhile: on a CUDA
+device by a thread.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from node.model.blocks import blocks_with_weights, checkpoint_blocks
+from node.model.device import SHORT
+from node.training.host_transfer import HostTransfer
+
+ALIGNED: Final = 64
+"""Numbers: kernels are faster with weights that begin at whole lines of memory."""
+Read = Callable[[str], Tensor]
+"""A parameter in the main memory, by its name."""
+
+
+class Fetched(NamedTuple):
+    """Weights of a block on the device, once `copying` is done."""
+
+    block: int
+    weights: list[Tensor]
+    copying: Future[None] | None
+
+
+class BlockStream:
+    """Lends the blocks of one model their weights. Between passes it keeps those of one block (`drop`)."""
+
+    def __init__(self, model: nn.Module, device: torch.device, read: Read, *, behind: bool) -> None:
+        """`model`: with parameters on the device, and those of its blocks `absent`. `behind`: a thread copies."""
+        blocks = blocks_with_weights(model)
+        self._named = [{f"{at}.{name}": own for name, own in block.named_parameters()} for at, block in blocks]
+        self.names = frozenset(name for named in self._named for name in named)
+        self._device, self.read = device, read
+        self._transfer = HostTransfer(device, max(own.numel() for named in self._named for own in named.values()))
+        self._pool = ThreadPoolExecutor(1, "weights") if behind else None
+        self._next: Fetched | None = None
+        checkpoint_blocks({index: block for index, (_, block) in enumerate(blocks)}, self.lent)
+
+    def drop(self) -> None:
+        """Forget what is on the device: it is old, or another block's."""
+        found, self._next = self._next, None
+        if found is not None and found.copying is not None and not found.copying.cancel():
+            found.copying.exception()  # nothing writes to memory that is free
+
+    @contextmanager
+    def lent(self, block: int, direction: int) -> Iterator[None]:
+        """The block has its weights within. The next one that computes lies in this direction, or is the same at both ends."""
+        found = self._arrived(block)
+        following = min(max(block + direction, 0), len(self._named) - 1)
+        self._next = found if following == block else self._fetch(following)
+        parameters = list(self._named[block].values())
+        absent = [own.data for own in parameters]
+        try:
+            for own, weights in zip(parameters, found.weights, strict=True):
+                own.data = weights
+            yield
+        finally:
+            for own, nothing in zip(parameters, absent, strict=True):
+                own.data = nothing
+
+    def _arrived(self, block: int) -> Fetched:
+        if self._next is None or self._next.block != block:
+            self.drop()
+            self._next = self._fetch(block)
+        found, self._next = self._next, None
+        if found.copying is not None:
+            found.copying.result()
+        return found
+
+    def _fetch(self, block: int) -> Fetched:
+        named = self._named[block]
+        sizes = [-(-own.numel() // ALIGNED) * ALIGNED for own in named.values()]
+        parts = zip(torch.split(self._room(sum(sizes)), sizes), named.values(), strict=True)
+        weights = [part[: own.numel()].view(own.shape) for part, own in parts]
+        made = self._transfer.made()
+        if self._pool is None:
+            self._copy(list(named), weights, made)
+            return Fetched(block, weights, None)
+        return Fetched(block, weights, self._pool.submit(self._copy, list(named), weights, made))
+
+    def _room(self, numbers: int) -> Tensor:
+        if self._device.type == "cpu":  # the C library's heap would keep holes: 1.3 bytes a parameter of the model
+            return torch.frombuffer(mmap.mmap(-1, SHORT.itemsize * numbers), dtype=SHORT)
+        return torch.empty(numbers, dtype=SHORT, device=self._device)
+
+    @torch.no_grad()
+    def _copy(self, names: list[str], weights: list[Tensor], made: Any) -> None:
+        for name, own in zip(names, weights, strict=True):
+            self._transfer.up(self.read(name), own, made)
