@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import logging
+import os
 import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
@@ -14,7 +16,7 @@ from structlog.typing import Processor
 
 from protos.errors import OperatorError, StoppedError, SwarmentumError
 from protos.safe_path import keep_path_safe
-from protos.signals import EXIT_INTERRUPTED, leave
+from protos.signals import EXIT_INTERRUPTED, STANDARD, leave, let_go
 from protos.text import printable
 
 ERROR_LINE_CHARACTERS_MAX = 4096
@@ -78,14 +80,64 @@ def lock_home(home: Path, who: str) -> IO[str]:
     return file
 
 
+class _Output(io.FileIO):
+    """stdout: what cannot be written, on a full disk for example, is one message, not a traceback."""
+
+    def write(self, data: Any, /) -> Any:
+        try:
+            return super().write(data)
+        except BrokenPipeError:  # `| head` has what it wanted
+            raise
+        except OSError as error:
+            let_go((self.fileno(),))  # at its end the interpreter writes what is left
+            raise SwarmentumError(f"the output cannot be written: {error.strerror}") from error
+
+
+class _Log(io.FileIO):
+    """stderr: a full disk, or a reader that has gone, ends no program that has work to do. What cannot be written is lost."""
+
+    def write(self, data: Any, /) -> Any:
+        try:
+            return super().write(data) or len(data)
+        except OSError:
+            return len(data)
+
+
+def _stand(given: TextIO | None, number: int, kind: type[io.FileIO], errors: str) -> TextIO:
+    """A standard stream that writes to its descriptor; one that somebody put in its place stays."""
+    if given is not None and given is not (sys.__stdout__, sys.__stderr__)[number - 1]:
+        return given
+    raw = kind(number, "w", closefd=False)
+    encoding = "utf-8" if given is None else given.encoding
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=number == 2 or raw.isatty())
+
+
+def stand_streams() -> None:
+    """Make the standard streams ones that a program can go by, whatever it was started with.
+
+    A descriptor that nobody gave leads nowhere: otherwise the next file that is opened gets its number, and what is printed.
+    A character that the terminal's encoding does not have becomes `?`: an owner's name may hold any.
+    """
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) in STANDARD:
+        os.set_inheritable(nowhere, True)
+    os.close(nowhere)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - for good
+    sys.stdout = _stand(sys.stdout, 1, _Output, "replace")
+    sys.stderr = _stand(sys.stderr, 2, _Log, "backslashreplace")
+
+
 def exit_with(command: Callable[[], None]) -> None:
     """Run a typer app; a SwarmentumError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
 
     A process that it starts, or that a library starts for it, imports nothing from the working folder.
     """
     keep_path_safe()
+    stand_streams()
     try:
-        command()
+        try:
+            command()
+        finally:
+            sys.stdout.flush()
     except StoppedError as error:
         print(error, file=sys.stderr, flush=True)
         leave()

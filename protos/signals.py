@@ -16,7 +16,8 @@ from typing import NoReturn
 
 EXIT_INTERRUPTED = 130
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_STANDARD = (0, 1, 2)
+STANDARD = (0, 1, 2)
+"""Descriptors of stdin, stdout and stderr."""
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def heeded() -> tuple[signal.Signals, ...]:
 
 def terminals_of_this_process() -> tuple[int, ...]:
     """The descriptors of stdin, stdout and stderr that are a terminal."""
-    return tuple(number for number in _STANDARD if os.isatty(number))
+    return tuple(number for number in STANDARD if os.isatty(number))
 
 
 def let_go(terminals: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.data.manifest import MANIFEST, ShardManifest
+from node.data.rows import BOM_BYTES, LINE_BYTES_MAX, markup_note
 from node.data.shard_cache import manifest_of
 from node.data.sources import (
     ARCHIVES,
@@ -100,7 +101,9 @@ def _tokens_of_text(
     tally, as_bytes = Tally(), isinstance(tokenizer, ByteTokenizer)
     if path is not None and as_bytes and _is_plain(path):
         found = open_text(path)
-        return found, Reading(1, 1, len(found))
+        with path.open("rb") as file:
+            tally.note(markup_note(file.readline(LINE_BYTES_MAX).removeprefix(BOM_BYTES), path, Source.column))
+        return found, Reading(1, 1, len(found), notes=tally.reading().notes)
     if as_bytes:
         return bytes_of(_documents(path, tally)), tally.reading()
     tokens = tokenise(lambda tally: _documents(path, tally), tokenizer, cache_dir, tally, progress)

@@ -157,11 +157,28 @@ def json_rows(path: Path, column: str, tally: Tally) -> Iterator[str] | None:
 
 def _is_row(line: bytes, column: str, *, alone: bool) -> bool:
     """Whether the first line of a file is a row. The only line may also be a list of settings."""
+    if line[:1] != b"{":
+        return False
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and (not alone or column in found)
+
+
+MARKUP_NOTE: Final = (
+    "{} files of JSON have no rows that are read, so their brackets and names are part of the text: one row a line, in a file "
+    "named .jsonl, is read as its text alone"
+)
+
+
+def markup_note(line: bytes, path: Path, column: str) -> str:
+    """Words about a plain text whose first line is JSON; empty for other text."""
+    line = line[:LINE_BYTES_MAX].strip()
+    marked = (
+        line[:1] in (b"{", b"[") if PurePath(inner_name(path)).suffix == JSON else _is_row(line, column, alone=True)
+    )
+    return MARKUP_NOTE if marked else ""
 
 
 def _list(path: Path, column: str, tally: Tally) -> Iterator[str]:

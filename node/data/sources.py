@@ -20,12 +20,14 @@ from node.data.rows import (
     BOM_BYTES,
     JSON,
     JSON_LINES,
+    LINE_BYTES_MAX,
     PARQUET,
     TABLES,
     Rows,
     arrow,
     json_lines,
     json_rows,
+    markup_note,
     parquet,
     table,
 )
@@ -232,6 +234,7 @@ def _of_files(files: list[Path], source: Source, tally: Tally) -> Iterator[Docum
             tally.leave(reason, f"{path}: {why}", file_size(path))
             continue
         if document is not None:
+            tally.note(markup_note(document.data[:LINE_BYTES_MAX].partition(b"\n")[0], path, source.column))
             yield document
 
 
@@ -303,6 +306,15 @@ def _wrong(data: bytes) -> tuple[LeftOutReason, str] | None:
     except UnicodeDecodeError as error:
         return LeftOutReason.NOT_UTF8, f"has byte 0x{data[error.start]:02x} at offset {error.start}"
     return None
+
+
+def is_text(start: bytes) -> bool:
+    """Whether the first bytes of a file are UTF-8 text; the last character may be cut."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in start
 
 
 def check_text(path: Path) -> None:

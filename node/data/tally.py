@@ -179,8 +179,8 @@ class Tally:
         self._left[reason] = (known + count, bytes_ + size, examples)
 
     def note(self, words: str, count: int = 1) -> None:
-        """Something that a person should know, and that leaves nothing out."""
-        if count:
+        """Something that a person should know, and that leaves nothing out. No words: nothing."""
+        if count and words:
             self.notes[words] = self.notes.get(words, 0) + count
 
     def join(self, other: Tally) -> None:

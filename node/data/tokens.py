@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.rows import BOM_BYTES
-from node.data.sources import Document, check_text, pointer_of
+from node.data.sources import Document, check_text, is_text, pointer_of
 from node.data.tally import Tally
 from node.data.tokenizer import Encoder, Tokenizer
 from protos.disk import write_atomic
@@ -78,6 +79,9 @@ class FileTokens:
 
 TOKEN_SUFFIXES: Final = (".npy", ".bin")
 TOKEN_TYPES: Final = ("uint8", "uint16", "uint32")
+LLMC_HEADER_BYTES: Final = 1024
+LLMC_TYPES: Final = {20240520: "uint16", 20240801: "uint32"}
+"""The first of the 256 whole numbers (4 bytes each) before the tokens of llm.c and its kin; the third is the tokens' number."""
 PAIRS_TOKENS_MIN: Final = 64
 PAIRS_TOKENS_MAX: Final = 1 << 16
 SCAN_TOKENS: Final = 1 << 24  # tokens that a check looks at in one go
@@ -93,7 +97,7 @@ Progress = Callable[[int, str], None]
 
 
 def open_tokens(path: Path, dtype: str = "uint16") -> FileTokens:
-    """The tokens of a file, 1-D; `dtype` is the type in a raw `.bin`, little-endian (`.npy` knows its own)."""
+    """The tokens of a file, 1-D; `dtype` is the type in a raw `.bin`, little-endian. `.npy` and llm.c's `.bin` know theirs."""
     if dtype not in TOKEN_TYPES:
         raise DataError(f"data.dtype = {dtype!r}: expected one of {', '.join(TOKEN_TYPES)}")
     try:
@@ -124,6 +128,13 @@ def _open_raw(path: Path, dtype: str) -> FileTokens:
     size, width = path.stat().st_size, np.dtype(dtype).itemsize
     if size == 0:
         raise ValueError("it is empty")
+    with path.open("rb") as file:
+        first, version, count = struct.unpack("<3I", file.read(12).ljust(12, b"\0"))
+    if first in LLMC_TYPES and version == 1:
+        told = np.dtype(LLMC_TYPES[first]).newbyteorder("<")
+        if size != (whole := LLMC_HEADER_BYTES + count * told.itemsize):
+            raise ValueError(f"its header names {count} tokens, {whole} bytes in all, and it has {size}: copy it again")
+        return FileTokens(path, told, count, LLMC_HEADER_BYTES)
     if size % width:
         raise ValueError(
             f"its {size} bytes are no multiple of {width}, the bytes of a {dtype}; "
@@ -251,13 +262,18 @@ def check_vocabulary(tokens: Tokens, vocabulary: int, name: str = "data") -> Non
 
 
 def check_width(tokens: FileTokens, vocabulary: int, name: str) -> None:
-    """Raises DataError for a raw file whose tokens were written twice as wide as they are read.
+    """Raises DataError for a raw file that is text, or whose tokens were written twice as wide as they are read.
 
     They are then pairs, and the second of each is never above the high bits of the largest id.
     """
     if tokens.path.suffix.lower() == ".npy" or len(tokens) < PAIRS_TOKENS_MIN:
         return
     first, high = tokens[:PAIRS_TOKENS_MAX], (vocabulary - 1) >> 8 * tokens.dtype.itemsize
+    if tokens.dtype.itemsize > 1 and is_text(first.tobytes()):
+        raise DataError(
+            f"{name}: it is UTF-8 text, not tokens of {tokens.dtype.name}: rename it to .txt, or set data.dtype = 'uint8' if "
+            "its bytes are the tokens"
+        )
     if first[1::2].max() <= high < first[::2].max():
         found = f"at most {high}" if high else "0"
         raise DataError(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -108,13 +110,23 @@ def _of(config: Mapping[str, Any], cls: Any, place: str, kind: str) -> Iterator[
                 yield f"{where}: a run's weights are fp32: remove it; each peer chooses how it computes (`precision`)"
         elif why := _left_out(key, value, fields.get(str(cls.attribute_map.get(key, key)))):
             yield f"{where}: {why}"
-        elif key not in known:
+        elif key not in known and not _is_asked(kind, key):
             own = sorted({*fields, *cls.attribute_map})
             near = difflib.get_close_matches(key, own, n=3)
             if not near:  # n_layers of one type is num_hidden_layers of another
                 near = [name for name in own if _words(key) & _words(name)][:3]
             hint = f"; near it: {', '.join(sorted(near))}" if near else ""
             yield f"{where}: transformers knows no such key of {kind!r}{hint}; correct it or remove it"
+
+
+def _is_asked(kind: str, key: str) -> bool:
+    """Whether the code of a model type asks its configuration for a key that no field declares, as Qwen3-MoE's for head_dim."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+    with many_imports():
+        model = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
+    code = "" if model is None else inspect.getsource(sys.modules[model.__module__])
+    return re.search(rf'getattr\((self\.)?config, "{re.escape(key)}"', code) is not None
 
 
 def _words(key: str) -> set[str]:

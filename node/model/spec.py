@@ -234,6 +234,11 @@ def _from_config(config: Any) -> nn.Module:
 
 def _factory_maker(spec: ModelSpec, vocabulary: int | None) -> Callable[[], nn.Module]:
     where = f"model.factory = {spec.factory!r}"
+    if (kind := torch.get_default_dtype()) != torch.float32:
+        raise ModelError(
+            f"{where}: this program has set the default type {kind}, with which the code makes other "
+            "parameters and buffers than on other peers: call torch.set_default_dtype(torch.float32) before it joins"
+        )
     function = _resolve(str(spec.factory), where)
     try:
         inspect.signature(function).bind(**spec.kwargs)

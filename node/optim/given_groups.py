@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import operator
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
-from node.optim.base import BaseConfig, is_named_table
+from node.optim.base import BY_CHUNKS, BaseConfig, is_named_table
 from node.optim.demo import DeMoConfig
 from node.optim.local import LocalConfig
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 OF_A_GROUP = ("lr", "momentum", "weight_decay", "group_size", "clip_norm")
 """Options of a group of parameters; all ranks have the same in each step."""
 
@@ -24,9 +29,31 @@ OF_ALL_GROUPS = {option.name for option in fields(DeMoConfig)} - {"beta", *OF_A_
 """Options that a group cannot have alone here, or that other optimizers have: they would have no effect."""
 
 
+SETTINGS = {field.name for field in fields(DeMoConfig)} - {
+    "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused", "seed", "author"
+}  # fmt: skip
+"""Fields of `DeMoConfig` that `DeMoOptimizer` takes as keywords of that name. No votes are refused here."""
+
 SEED_BYTES = 8
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 """Components that `torch.compile` and checkpointing put into the names of parameters."""
+
+
+def as_usual(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Run a part of a step as in a program that set nothing: not compiled, and what names no device is on the CPU.
+
+    Compiled kernels round otherwise, and inductor fails at some views. Bytes and tables of a step are on the CPU, where
+    `torch.set_default_device("cuda")` would move them to the card.
+    """
+
+    @wraps(function)
+    def run(*given: Given.args, **named: Given.kwargs) -> Result:
+        if torch.get_default_device().type == "cpu":
+            return function(*given, **named)
+        with torch.device("cpu"):
+            return function(*given, **named)
+
+    return _disable_dynamo(run)
 
 
 def seed_bytes(seed: int) -> bytes:
@@ -120,6 +147,20 @@ def check_known(named: Iterable[tuple[str, Tensor]], known: frozenset[int]) -> N
             )
 
 
+def defaults_of(params: Any, beta2: float | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of method demo that follow from others, as those of a run do. Muon has to know tables: a module tells them."""
+    sized = bool(settings.get("magnitudes"))
+    found = {"beta2": (0.0 if sized or settings.get("nesterov") else 0.99) if beta2 is None else beta2}
+    return found | ({"base": BY_CHUNKS} if isinstance(params, nn.Module) and not sized else {})
+
+
+def check_rate(lr: Any) -> None:
+    """Raises `ValueError` for a learning rate that is no number, or below 0."""
+    if isinstance(lr, str) or lr is None or not float(lr) >= 0:
+        hint = " (YAML reads 1e-3 as text: write 1.0e-3)" if isinstance(lr, str) else ""
+        raise ValueError(f"learning rate {lr!r}: expected is a number of at least 0{hint}")
+
+
 def check_paper(beta2: float | None, group_size: int, local: LocalConfig | None, settings: Mapping[str, Any]) -> None:
     """Raises `ValueError` for settings that the paper's method does not have."""
     given = settings.keys() - {"top_k"}
@@ -140,7 +181,7 @@ def warn_of_stacks(named: Sequence[tuple[str, Tensor]], tables: tuple[str, ...])
         warnings.warn(
             f"base muon takes {', '.join(stacks)} for stacks of matrices [experts, height, width]; a convolution is one "
             "matrix, which names do not tell: give the module, DeMoOptimizer(model, ...)",
-            stacklevel=7,  # whoever makes the optimizer
+            stacklevel=13,  # whoever makes the optimizer
         )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.given_groups import (
+    as_usual,
     check_known,
     check_options,
     named_of,
@@ -29,6 +30,7 @@ from node.optim.given_groups import (
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import OptimizerState, Voter, Whose
 from node.optim.paper_demo import PaperConfig, PaperDeMo
+from node.optim.run_settings import plain
 from node.optim.second_moment import local_part
 from node.optim.sharded_demo import ShardedDeMo
 from node.optim.spread import is_sharded
@@ -58,6 +60,9 @@ class Settings:
     kinds_known: bool = False
     local: LocalConfig | None = None
 
+    def __post_init__(self) -> None:
+        self.values.update({name: plain(value) for name, value in self.values.items()})
+
     def config(self, group: Mapping[str, Any], rank: int = 0) -> DeMoConfig | PaperConfig:
         """The settings of a group of parameters, on a rank. Raises `ValueError`."""
         own = {name: group[name] for name in ("weight_decay", "clip_norm")} | {"beta": group["momentum"]}
@@ -84,6 +89,7 @@ def author_of(rank: int) -> bytes:
 class ParameterGroups(torch.optim.Optimizer):
     """Parameters with their state, and no step."""
 
+    @as_usual
     def __init__(self, params: Any, defaults: dict[str, Any], settings: Settings) -> None:
         self.settings = settings
         self._whose, self._steps = Whose(), 0
@@ -108,6 +114,7 @@ class ParameterGroups(torch.optim.Optimizer):
 
     # ---- groups -----------------------------------------------------------------------------------------------------
 
+    @as_usual
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. A parameter that was frozen when its group was made may be added once it is trained."""
         if not self.exchanged:
@@ -202,6 +209,7 @@ class ParameterGroups(torch.optim.Optimizer):
         """
         self._load(state_dict, replicated=True)
 
+    @as_usual
     def _load(self, state_dict: Mapping[str, Any], *, replicated: bool) -> None:
         if not self.exchanged:
             raise RuntimeError(_ROUND_OPEN)
@@ -239,6 +247,7 @@ class ParameterGroups(torch.optim.Optimizer):
         own = {"settings": self.settings, "_whose": self._whose, "_steps": self._steps}
         return {**super().__getstate__(), **own}
 
+    @as_usual
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "settings" not in state:  # torch's load_state_dict

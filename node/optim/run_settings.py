@@ -22,15 +22,21 @@ LOCAL = LocalStepsConfig.model_construct()
 
 def check(config: object, section: BaseModel, but: Collection[str] = ()) -> None:
     """Raises `ValueError` for a value that run.toml would refuse, of a setting that `config` and the section have. None is no
-    value; the keys of `but` mean something else in this configuration."""
+    value; the keys of `but` mean something else in this configuration. Numbers become Python's own (`plain`)."""
     for key, field in type(section).model_fields.items():
-        value = getattr(config, key, None)
+        value = plain(getattr(config, key, None))
         if key in but or not isinstance(value, int | float | str):
             continue
         try:
-            _rule(type(section), key).validate_python(value)
+            object.__setattr__(config, key, _rule(type(section), key).validate_python(value))
         except ValidationError as error:
             raise ValueError(f"{key} = {value!r}: expected is {allowed(field)}") from error
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy or torch, as a sweep or a scheduler may give it, as Python's own; else the value itself."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else value
 
 
 @cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from typing import Any, Literal, overload
 
 import torch
@@ -21,10 +20,8 @@ import torch.distributed as dist
 # A group that outlives that call can abort the process at exit (gloo, torch 2.13).
 import torch.distributed.nn.functional
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from node.optim.base import BY_CHUNKS
 from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.exchange import (
@@ -40,30 +37,30 @@ from node.optim.exchange import (
     check_parts,
     terms_of_shards,
 )
-from node.optim.given_groups import OF_A_GROUP, check_known, check_paper, seed_bytes, settings_digest, unwrapped_name
+from node.optim.given_groups import (
+    OF_A_GROUP,
+    SETTINGS,
+    as_usual,
+    check_known,
+    check_paper,
+    check_rate,
+    defaults_of,
+    seed_bytes,
+    settings_digest,
+    unwrapped_name,
+)
 from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
 from node.optim.paper_demo import PaperConfig
 from node.optim.parameter_groups import ParameterGroups, Settings, author_of, drift_digest, trained
 from node.optim.process_group import check_different, check_unwrapped, group_of, unscale, weak_group
+from node.optim.run_settings import plain
 from node.optim.sharded_demo import ShardedDeMo
 from node.optim.step import NonFiniteGradient, rounded_rate
 from node.optim.votes import groups as votes
 
 __all__ = ["DeMoOptimizer", "ExchangeFailed", "MomentumLost", "RanksDiffer", "ReplicasDiffer"]
-
-SETTINGS = {field.name for field in fields(DeMoConfig)} - {
-    "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused", "seed", "author"
-}  # fmt: skip
-"""Fields of `DeMoConfig` that `DeMoOptimizer` takes as keywords of that name. No votes are refused here."""
-
-
-def _defaults(params: Any, beta2: float | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of method demo that follow from others, as those of a run do. Muon has to know tables: a module tells them."""
-    sized = bool(settings.get("magnitudes"))
-    found = {"beta2": (0.0 if sized or settings.get("nesterov") else 0.99) if beta2 is None else beta2}
-    return found | ({"base": BY_CHUNKS} if isinstance(params, nn.Module) and not sized else {})
 
 
 class DeMoOptimizer(ParameterGroups, Joinable):
@@ -121,8 +118,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        if lr < 0:
-            raise ValueError(f"learning rate {lr} is negative")
+        check_rate(lr)
         if alone and process_group is not None:
             raise ValueError("alone=True trains without other ranks: give it, or process_group, not both")
         if paper := method == "paper":
@@ -133,7 +129,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(SETTINGS))}")
         if isinstance(params, nn.Module):
             check_unwrapped(params)
-        demo = _defaults(params, beta2, settings) | {"seed": seed_bytes(seed)}
+        demo = defaults_of(params, beta2, settings) | {"seed": seed_bytes(seed)}
         own = {"chunk": chunk} if paper else demo
         if local is not None and local.steps > 1 and not settings.get("magnitudes"):
             raise ValueError(
@@ -224,7 +220,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         self._vote()
         return loss
 
-    @_disable_dynamo  # compiled kernels round otherwise, and inductor fails at some views
+    @as_usual
     def _vote(self) -> None:
         self._connect()
         self._fault = self._fault or self._found_fault()
@@ -253,8 +249,8 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             rates = [rounded_rate(group["lr"]) for group in self.param_groups]
             if not all(0 <= rate < math.inf for rate in rates):
                 raise ValueError(f"learning rates {rates}: expected are finite numbers of at least 0")
-        except ValueError as error:
-            fault = error
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:  # of values that are no numbers, too
+            fault = error if isinstance(error, ValueError) else ValueError(f"an option of a group: {error}")
         if self._sharded is not None:
             words: list[str | None] = [None] * self._sharded.ranks
             dist.all_gather_object(words, None if fault is None else str(fault), group=self._sharded.group)
@@ -287,8 +283,10 @@ class DeMoOptimizer(ParameterGroups, Joinable):
 
     def _part(self, skipped: bool) -> Part:
         """This rank's part of the exchange. Its votes stay open until all ranks have been heard."""
-        step, rates = self._steps + 1, [rounded_rate(group["lr"]) for group in self.param_groups]
-        terms = self._terms(rates) if self._fault is None else {}
+        step, rates, terms = self._steps + 1, list[float](), dict[str, Any]()
+        if self._fault is None:
+            rates = [rounded_rate(group["lr"]) for group in self.param_groups]
+            terms = self._terms(rates)
         if self._fault is not None:
             return Part(step, {"reason": str(self._fault)}, [], RankRole.REFUSED)
         if not skipped and all(parameter.grad is None for parameter in trained(self._demos)):
@@ -309,7 +307,9 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     def _terms(self, rates: list[float]) -> dict[str, Any]:
         """What all ranks have to have in this step; at first the parameters, too."""
         groups = self.param_groups
-        terms = {f"{name} of group {i}": group[name] for i, group in enumerate(groups) for name in OF_A_GROUP[1:]}
+        terms = {
+            f"{name} of group {i}": plain(group[name]) for i, group in enumerate(groups) for name in OF_A_GROUP[1:]
+        }
         terms |= {f"lr of group {index}": rate for index, rate in enumerate(rates)}
         # In each step: a program with two optimizers may call them in another order on one rank.
         terms["the layout or the settings"] = settings_digest(self.settings.values, groups)
@@ -370,6 +370,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             raise RuntimeError("Join needs other ranks: this optimizer trains alone")
         return self._exchange.group
 
+    @as_usual
     def follow_step(self) -> None:
         """Make one step of the others without votes of this rank; an open round of local steps is given up."""
         if self._local is not None and self._local.borrowed:

@@ -139,7 +139,7 @@ def page_of(swarm: Swarm) -> int:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if b"node.web" in line and parent == swarm.serving["pid"]:
+            if b"node.web.serve" in line and parent == swarm.serving["pid"]:
                 return int(entry.name)
     raise SystemExit("the page has no process")
 

@@ -139,6 +139,15 @@ def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ign
             )
 
 
+def seeds_asked(what: str | None) -> list[int]:
+    """The seeds of the command line, 0 if it names none. `what` a program does, for its help. Nothing is logged after it."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", metavar="SEED", type=int, nargs="*", default=[0])
+    found: list[int] = parser.parse_args().seeds
+    _quiet(verbose=False)
+    return found
+
+
 def main() -> int:
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(

@@ -5,7 +5,6 @@ the coordinator and journalled. Prints who was excluded, at which step, and why.
 """
 
 import random
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from coordinator.store.journal import Journal
 from node.wire.codec import Update, encode_update, payload_hash
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, DataConfig, MixSource, RunConfig, TrustConfig, WeightChange
-from tests.sim.__main__ import _quiet
+from tests.sim.__main__ import seeds_asked
 from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.world import PeerProcess, SimReplica, World, without_threads
 
@@ -89,8 +88,7 @@ async def _play(loop: VirtualLoop, seed: int, folder: Path) -> tuple[int, str, l
 
 
 def main() -> None:
-    _quiet(verbose=False)
-    for seed in map(int, sys.argv[1:] or ["0"]):
+    for seed in seeds_asked(__doc__):
         step, reason, ended = play(seed)
         print(f"seed {seed}: step {step}: {reason}; {sorted(set(ended))}")
 

@@ -6,7 +6,6 @@ it is false. Everything is real but network, clock and disk.
 
 import asyncio
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -29,7 +28,7 @@ from protos.log import SignedEntry
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig
 from protos.slices import blobs_of
-from tests.sim.__main__ import _quiet
+from tests.sim.__main__ import seeds_asked
 from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.sums import with_aggregators
 from tests.sim.world import PeerProcess, SimDoor, World, identity_of, without_threads
@@ -216,8 +215,7 @@ def check(played: Played) -> None:
 
 
 def main() -> None:
-    _quiet(verbose=False)
-    for seed in map(int, sys.argv[1:] or ["0"]):
+    for seed in seeds_asked(__doc__):
         for ranges in (1, 3):
             for name, case in CASES.items():
                 often = mock.patch("protos.checks.AUDIT_EVERY", OFTEN) if "each" in case else nullcontext()

@@ -4,7 +4,6 @@ Nobody is told of the death: connections to it stay and carry nothing, as QUIC's
 how many of the ten steps after a kill its votes did not count, at the most.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from coordinator.clock.records import EntryCommitted
 from coordinator.store.journal import Journal
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig
-from tests.sim.__main__ import _quiet
+from tests.sim.__main__ import seeds_asked
 from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.network import Weather
 from tests.sim.world import PeerProcess, World, without_threads
@@ -90,8 +89,7 @@ async def _play(loop: VirtualLoop, seed: int, folder: Path) -> list[tuple[int, d
 
 
 def main() -> None:
-    _quiet(verbose=False)
-    for seed in map(int, sys.argv[1:] or ["0"]):
+    for seed in seeds_asked(__doc__):
         kills = play(seed)
         for step, missed in kills:
             if any(missed.values()):

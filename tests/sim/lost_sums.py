@@ -3,7 +3,6 @@
 Nobody has the sum. The authors still have the votes that the sum is of. Everything is real but network, clock and disk.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -14,7 +13,7 @@ from coordinator.serving.event_loop import RunRuntime
 from node.data.samples import Samples
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
-from tests.sim.__main__ import _quiet
+from tests.sim.__main__ import seeds_asked
 from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.sums import with_aggregators
 from tests.sim.world import PeerProcess, World, identity_of, without_threads
@@ -79,8 +78,7 @@ async def _play(loop: VirtualLoop, seed: int, folder: Path, ranges: int, killed_
 
 
 def main() -> None:
-    _quiet(verbose=False)
-    for seed in map(int, sys.argv[1:] or ["0"]):
+    for seed in seeds_asked(__doc__):
         for ranges in (1, 3):
             for killed_at in (6, STEPS):
                 run, notes = play(seed, ranges, killed_at)

@@ -76,7 +76,7 @@ def view_of(home: Path) -> int:
                 command = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"node.terminal" in command and str(home).encode() in command:
+            if b"node.terminal.peer_view" in command and str(home).encode() in command:
                 return int(entry.name)
     return 0
 

@@ -290,6 +290,44 @@ def test_tokens_of_another_width_are_refused(written: str, read: str, tmp_path: 
     assert len(open_corpus(tmp_path / "t.bin", tmp_path, dtype=str(np.dtype(written))).tokens) == 1000
 
 
+@pytest.mark.parametrize(("first", "written"), [(20240520, "<u2"), (20240801, "<u4")])
+def test_the_header_of_llm_c_is_no_token_and_tells_the_width(first: int, written: str, tmp_path: Path) -> None:
+    """A large vocabulary took 512 numbers of it for tokens, and those of 4 bytes for twice as many of 2."""
+    tokens, header = np.random.default_rng(0).integers(0, 60_000, 1000), np.zeros(256, dtype="<i4")
+    header[:3] = first, 1, len(tokens)
+    (tmp_path / "t.bin").write_bytes(header.tobytes() + tokens.astype(written).tobytes())
+    found = open_corpus(tmp_path / "t.bin", tmp_path, dtype="uint16", vocabulary=128_256).tokens
+    assert found[0 : len(found)].tolist() == tokens.tolist()
+    with (tmp_path / "t.bin").open("ab") as file:
+        file.write(b"\0\0")
+    with pytest.raises(DataError, match=r"its header names 1000 tokens, .* copy it again"):
+        open_corpus(tmp_path / "t.bin", tmp_path, vocabulary=128_256)
+
+
+def test_text_that_is_named_as_tokens_is_refused(tmp_path: Path) -> None:
+    """Two letters were one id of a vocabulary of 50,257."""
+    (tmp_path / "t.bin").write_text("the quick brown fox, déjà vu\n" * 10, encoding="utf-8")
+    with pytest.raises(DataError, match=r"it is UTF-8 text, not tokens of uint16: rename it to \.txt"):
+        open_corpus(tmp_path / "t.bin", tmp_path, dtype="uint16", vocabulary=50_257)
+    assert len(open_corpus(tmp_path / "t.bin", tmp_path, dtype="uint8").tokens) == 31 * 10
+
+
+@pytest.mark.parametrize("name", ["rows.txt", "nested.json", "list.json"])
+def test_json_that_is_read_as_plain_text_is_told(name: str, tmp_path: Path) -> None:
+    row, file = {"text": "a tale"}, tmp_path / name
+    file.write_text(
+        {"rows.txt": f"{json.dumps(row)}\n" * 2, "nested.json": json.dumps({"data": [row]})}.get(name, '["a"]')
+    )
+    (tmp_path / "tale.txt").write_text("[1] Once upon a time")
+    for place in (file, tmp_path):  # read as it is, and by the walker
+        reading = open_corpus(place, tmp_path / "cache").reading
+        assert reading is not None
+        assert [note[:24] for note in reading.notes] == ["1 files of JSON have no "], place
+    plain = open_corpus(tmp_path / "tale.txt", tmp_path / "cache").reading
+    assert plain is not None
+    assert not plain.notes
+
+
 def test_wide_tokens_of_a_large_vocabulary_are_refused_too(tmp_path: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, 100_000, 1000)
     (tmp_path / "t.bin").write_bytes(tokens.astype("<u4").tobytes())

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from node.model.dry_run import dry_run, reference_loss
-from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec
+from node.model.dry_run import dry_run, idle_keys, reference_loss
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build_meta, parameter_count
 
 HERE = "tests.unit.model.faulty"
 SMALL = {
@@ -17,6 +17,17 @@ SMALL = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
+
+
+def test_a_key_that_a_type_s_code_asks_for_is_known_though_no_field_declares_it() -> None:
+    """head_dim of published Qwen3-MoE configurations was refused, and it changes the model."""
+    types = {"model_type": "qwen3_moe", "num_key_value_heads": 2, "num_experts": 2, "num_experts_per_tok": 1}
+    own = {**SMALL, **types, "moe_intermediate_size": 32}
+    assert not idle_keys({**own, "head_dim": 64})
+    plain, wide = (parameter_count(build_meta(ModelSpec(config))) for config in (own, {**own, "head_dim": 64}))
+    assert wide > plain
+    for key, kind in (("head_dim", "gpt2"), ("head_dims", "qwen3_moe")):
+        assert "transformers knows no such key" in idle_keys({"model_type": kind, key: 64})[0]
 
 
 def code(name: str, kind: str = "", **more: Any) -> ModelSpec:

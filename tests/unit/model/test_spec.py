@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, parameter_count
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, parameter_count
 
 TINY = {**SMALL_LLAMA, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
 # Of the default model and seed 1. It must not depend on the machine: other instruction sets, other thread counts.
@@ -120,6 +120,20 @@ def test_a_model_with_more_than_parameters_to_draw_is_never_blank(
     drawn, asked = build(ModelSpec(), 1), build(ModelSpec(), 1, blank=True)
     assert digest(drawn) == digest(asked)
     assert torch.equal(drawn.get_buffer("turn"), asked.get_buffer("turn"))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_a_default_type_of_the_program_makes_no_other_model(kind: torch.dtype) -> None:
+    """A factory's parameters, and its buffers, which nobody compares, had other numbers in a program that set one."""
+    plain, config = ModelSpec(factory=f"{__name__}:Plain"), build(ModelSpec(TINY), 1)
+    torch.set_default_dtype(kind)
+    try:
+        for make in (lambda: build(plain, 1), lambda: build_meta(plain)):
+            with pytest.raises(ModelError, match=r"default type .*torch\.set_default_dtype\(torch\.float32\)"):
+                make()
+        assert digest(build(ModelSpec(TINY), 1)) == digest(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_factory_gets_its_arguments() -> None:

@@ -4,12 +4,14 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from node.optim.base import BaseConfig
 from node.optim.digest import state_digest
+from node.optim.given_groups import settings_digest
 from node.optim.local import LocalConfig
 from node.optim.torch_optimizer import DeMoOptimizer
 
@@ -250,6 +252,54 @@ def test_a_state_that_was_changed_by_hand_is_refused(name: str) -> None:
         optimizer.step()
     optimizer.load_state_dict(saved)
     optimizer.step()
+
+
+def test_a_default_device_of_the_program_moves_no_table_and_no_byte_of_the_step() -> None:
+    """`torch.set_default_device("cuda")` beside parameters on the card, or on the CPU; meta stands for it here."""
+    digests = []
+    for device in ("cpu", "meta"):
+        model, inputs = tower(), torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+        torch.set_default_device(device)
+        try:
+            optimizer = DeMoOptimizer(model, lr=LR)
+            for _ in range(3):
+                model.zero_grad()
+                model(inputs).square().mean().backward()
+                optimizer.step()
+                optimizer.load_state_dict(optimizer.state_dict())
+        finally:
+            torch.set_default_device(None)
+        digests.append(digest(model))
+    assert digests[0] == digests[1]
+
+
+def test_numbers_of_numpy_and_torch_are_checked_and_compared_as_pythons_own() -> None:
+    """A float32 of numpy went by every bound, and ranks with other caps of numpy's had one digest of their settings."""
+    for given in ({"weight_decay": np.float32(-0.5)}, {"cap": np.int64(1)}, {"beta": torch.tensor(1.5)}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} = .*: expected is"):
+            DeMoOptimizer(tower(), lr=LR, **given)  # type: ignore[arg-type]
+    digests = []
+    for kind in (float, np.float32, torch.tensor):
+        model = tower()
+        optimizer = DeMoOptimizer(model, lr=LR, group_size=np.int64(64) if kind is np.float32 else 64)
+        optimizer.param_groups[0]["weight_decay"] = kind(0.5)
+        backward(model)
+        optimizer.step()
+        digests.append(digest(model))
+    assert len(set(digests)) == 1
+    said = [settings_digest(DeMoOptimizer(tower(), lr=LR, cap=np.int64(cap)).settings.values, ()) for cap in (2, 3)]
+    assert said[0] != said[1]
+
+
+@pytest.mark.parametrize("value", [None, "fast"])
+def test_an_option_that_is_no_number_is_told_as_every_fault_is(value: Any) -> None:
+    """On all ranks: a rank that raised before the exchange kept the others waiting."""
+    model = tower()
+    optimizer = DeMoOptimizer(model, lr=LR)
+    backward(model)
+    optimizer.param_groups[0]["lr"] = value
+    with pytest.raises(ValueError, match=r"an option of a group|could not convert"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), 1e39])

@@ -1,7 +1,11 @@
-"""What a command logs of an error of ours: its traceback, and nothing of what the variables hold."""
+"""What a command logs of an error of ours: its traceback, and nothing of what the variables hold. And what it prints to streams
+that are full, closed, or know no umlauts."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -31,3 +35,33 @@ def test_a_traceback_shows_no_values(capsys: pytest.CaptureFixture[str], as_json
     assert "TypeError: of our own" in said
     assert "do not print this" not in said
     assert not as_json or "in open_door" in json.loads(said)["exception"]
+
+
+def _program(body: str, redirected: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    program = f"import sys\nfrom protos.console import exit_with\ndef command():\n    {body}\nexit_with(command)"
+    shell = ["/bin/bash", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, program]
+    return subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_name_that_the_terminal_cannot_show_ends_no_command() -> None:
+    done = _program("print('Jörg')", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, "J?rg\n"), done.stderr
+
+
+def test_output_that_a_full_disk_does_not_take_is_one_message() -> None:
+    for body in ("print('figures')", "print('figures', flush=True)"):
+        done = _program(body, ">/dev/full")
+        assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
+
+
+def test_a_log_on_a_full_disk_ends_no_work() -> None:
+    done = _program("[print('step', file=sys.stderr, flush=True) for _ in range(3)]; print('trained')", "2>/dev/full")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+
+
+def test_a_file_never_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    file = tmp_path / "momentum"
+    opened = f"import os; file = open({str(file)!r}, 'wb', buffering=0); file.write(b'kept')"
+    printed = "os.write(1, b'a library'); os.write(2, b'another'); print('a log line', file=sys.stderr)"
+    assert _program(f"{opened}; {printed}", "<&- >&- 2>&-").returncode == 0
+    assert file.read_bytes() == b"kept"
