@@ -27,7 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from node.commands.processes import ANCHOR, OFFLINE, LocalProcesses, Processes
-from node.commands.status import as_values, fetch
+from node.commands.status import as_values
+from node.link.run_reader import read_facts
 from node.pictures import PeerTotals, allreduce_bytes, loss_chart, loss_png, peers_table, render
 from protos.amounts import amount
 from protos.cores import usable_cores
@@ -195,7 +196,7 @@ def _show_until_done(
 
 def _look(invite: Invite) -> dict[str, Any] | None:
     try:
-        return as_values(*asyncio.run(fetch(invite)), invite.run_id)
+        return as_values(*asyncio.run(read_facts(invite)), invite.run_id)
     except NetworkError:
         return None
 

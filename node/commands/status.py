@@ -20,17 +20,16 @@ from rich.text import Text
 
 from node import patience
 from node.commands.options import link_from
-from node.link.client import CoordinatorClient
+from node.link.run_reader import RunReader, read_facts
 from node.terminal.stage import can_show
 from protos.accounts import loss_of
 from protos.amounts import amount
 from protos.changes import changed_values
-from protos.errors import NetworkError, Refusal, RefusedError
+from protos.errors import NetworkError
 from protos.evaluation import figures
 from protos.identity import peer_id
 from protos.invite import Invite
 from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
-from protos.log import open_entry
 from protos.owner import NOBODY, groups, owners_of
 from protos.run_config import RunConfig
 from protos.run_facts import peer_phase_word, phase_word, unconfirmed_words
@@ -42,16 +41,6 @@ LINE_SECONDS = 2.0
 FIGURES_READ_MAX = 64
 COLUMNS_OF_ONE_TABLE = 130
 NEVER_WRAPPED = {"peer", "step", "state digest", "votes", "samples/s", "loss", "score"}
-
-
-async def fetch(invite: Invite) -> tuple[pb.GetRunResponse, RunConfig]:
-    """Ask one of the invite's coordinators. Raises NetworkError or RefusedError."""
-    client = CoordinatorClient(invite, None)
-    try:
-        await client.connect()
-        return await client.get_run()
-    finally:
-        await client.close()
 
 
 def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dict[str, Any]:
@@ -206,48 +195,24 @@ class Watcher:
     """Looks at a run again and again, over one connection. It is a `Source` of `node/terminal/run_view.py`."""
 
     def __init__(self, invite: Invite) -> None:
-        self._invite = invite
-        self._client: CoordinatorClient | None = None
+        self._run, self._run_id = RunReader(invite), invite.run_id
 
     async def look(self) -> dict[str, Any]:
         """The facts now. Raises NetworkError or RefusedError; the next call connects again."""
-        try:
-            client = await self._connected()
-            facts, config = await client.get_run()
-        except NetworkError:
-            await self.close()
-            raise
-        return as_values(facts, config, self._invite.run_id)
+        return as_values(*await self._run.facts(), self._run_id)
 
     async def losses(self, step: int, count: int) -> list[float]:
-        """Of the log's steps up to `step`, at most `count` and at most a page; the newest last. Each signature is checked."""
-        client = await self._connected()
-        first = max(step - min(count, ENTRIES_PAGE_MAX) + 1, 1)
-        envelopes, _ = await client.entries(first)
+        """Of the log's steps up to `step`, at most `count` and at most a page; the newest last. Each entry is verified."""
         found: list[float] = []
-        for envelope in envelopes[:count]:
-            try:
-                signed = open_entry(
-                    envelope, run_id=self._invite.run_id, coordinator=self._invite.coordinator_public_key
-                )
-            except Refusal as refusal:
-                raise RefusedError(
-                    f"the coordinator's entries from step {first} on are invalid: {refusal}"
-                ) from refusal
+        async for signed in self._run.entries(max(step - min(count, ENTRIES_PAGE_MAX) + 1, 1)):
             found.append(loss_of(signed.entry.contributions, found[-1] if found else 0.0))
+            if signed.entry.step >= step:
+                break
         return found
-
-    async def _connected(self) -> CoordinatorClient:
-        if self._client is None:
-            self._client = CoordinatorClient(self._invite, None)
-            await self._client.connect()
-        return self._client
 
     async def close(self) -> None:
         """Hang up."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        await self._run.close()
 
 
 def watch(link: str, *, plain: bool, as_json: bool) -> int:
@@ -298,8 +263,7 @@ def _line(values: dict[str, Any]) -> str:
 def status(link: str) -> dict[str, Any]:
     """One look at a run."""
     invite = Invite.parse(link)
-    facts, config = asyncio.run(fetch(invite))
-    return as_values(facts, config, invite.run_id)
+    return as_values(*asyncio.run(read_facts(invite)), invite.run_id)
 
 
 def web(links: Sequence[str], listen: str, hosts: Sequence[str], *, as_json: bool) -> None:

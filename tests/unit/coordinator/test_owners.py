@@ -9,6 +9,7 @@ from coordinator.clock.events import Connected, Reported
 from coordinator.clock.records import OwnerNamed
 from node.archive import ledger
 from node.commands import status
+from node.link.run_reader import read_facts
 from protos.errors import RefusedError
 from protos.identity import Identity
 from protos.limits import OWNER_STEPS_MIN
@@ -91,7 +92,7 @@ async def test_the_door_refuses_false_signatures_and_marks_and_readers_see_group
         await join(here, 0, owner_body(signed_by(owner, "Ada", identity(0).public_key)))
         await join(here, 1, owner_body(forged))
         await join(here, 2, pb.Owner(name="Ada"))
-        values = status.as_values(*await status.fetch(here.invite), here.invite.run_id)
+        values = status.as_values(*await read_facts(here.invite), here.invite.run_id)
         assert [(it["name"], it["standing"], len(it["peers"])) for it in values["owners"]] == [
             ("Ada", "claimed", 1),
             ("Ada", "signed", 2),
