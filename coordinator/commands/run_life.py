@@ -18,7 +18,7 @@ from protos.errors import OperatorError, Refusal
 from protos.identity import short
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
-from protos.run_facts import failure_values, failure_words, phase_word
+from protos.run_facts import failure_values, failure_words, run_values
 from protos.start import RUN_DIGITS_SHOWN, fork_values, fork_words
 from protos.text import print_json, printable
 from protos.v1 import coordinator_pb2 as pb
@@ -264,13 +264,7 @@ def shown(facts: pb.GetRunResponse) -> dict[str, Any]:
     config = config_from_json(facts.genesis.config_json)
     now, since = in_force(config, facts.changed), {it["key"]: it["from_step"] for it in changed_values(facts.changed)}
     return {
-        "run": run_id_of(facts.genesis).hex(),
-        "name": printable(config.name),
-        "phase": phase_word(facts),
-        "reason": printable(facts.reason),
-        "step": facts.head_step,
-        "steps": facts.total_steps,
-        "loss": facts.loss if facts.head_step else None,
+        **run_values(facts, config, run_id_of(facts.genesis)),
         "fork": fork_values(facts.genesis),
         "failures": failure_values(facts.failures),
         "settings": [
@@ -283,14 +277,8 @@ def line_of(run: pb.GetRunResponse) -> dict[str, Any]:
     """A run in a list of runs, as JSON values."""
     here = [p for p in run.peers if p.phase != pb.PeerPhase.PEER_PHASE_ABSENT]
     return {
-        "run": run_id_of(run.genesis).hex(),
-        "name": printable(config_from_json(run.genesis.config_json).name),
-        "phase": phase_word(run),
-        "step": run.head_step,
-        "steps": run.total_steps,
-        "loss": run.loss,
+        **run_values(run, config_from_json(run.genesis.config_json), run_id_of(run.genesis)),
         "peers": [short(peer.public_key) for peer in here],
-        "reason": printable(run.reason),
         "fork": fork_values(run.genesis),
     }
 

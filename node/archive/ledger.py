@@ -26,7 +26,7 @@ from rich.table import Column, Table
 
 from node.archive import files
 from node.link.run_reader import RunReader, chain_before, extended
-from protos.accounts import Account, Accounts, Excluded
+from protos.accounts import Account, Accounts, Excluded, account_values, owner_values
 from protos.amounts import amount
 from protos.disk import writing
 from protos.envelope import parse
@@ -36,7 +36,7 @@ from protos.invite import Invite, is_link
 from protos.limits import CONFIG_JSON_BYTES_MAX
 from protos.log import Chain, SignedEntry, run_id_of
 from protos.orders import operators_of
-from protos.owner import NOBODY, Owner, groups, owners_of
+from protos.owner import NOBODY, Owner, owners_of
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
@@ -60,12 +60,6 @@ class Ledger:
     def values(self) -> dict[str, Any]:
         """The ledger as JSON values."""
         owners = {peer_id(key): owner for key, owner in self.owners.items()}
-        lines = [
-            asdict(account)
-            | {"uptime": round(account.uptime, 4)}
-            | {"owner": (owner := owners.get(account.id, NOBODY)).name, "owner_standing": owner.standing}
-            for account in self.accounts
-        ]
         return {
             "run": self.run_id.hex(),
             "from_step": self.from_step,
@@ -73,28 +67,10 @@ class Ledger:
             "head": self.head.hex(),
             "votes_accepted": sum(account.votes_accepted for account in self.accounts),
             "tokens": sum(account.tokens for account in self.accounts),
-            "identities": lines,
-            "owners": self.by_owner(),
+            "identities": [account_values(it, owners.get(it.id, NOBODY)) for it in self.accounts],
+            "owners": owner_values(self.owners, self.accounts),
             "exclusions": [asdict(excluded) for excluded in self.exclusions],
         }
-
-    def by_owner(self) -> list[dict[str, Any]]:
-        """The sums of each owner's identities, the most votes first."""
-        accounts, nothing = {account.id: account for account in self.accounts}, Account("")
-        return [
-            {
-                "name": group.owner.name,
-                "standing": group.owner.standing,
-                "key": group.key_id,
-                "identities": len(lines),
-                "votes_accepted": sum(line.votes_accepted for line in lines),
-                "samples": sum(line.samples for line in lines),
-                "tokens": sum(line.tokens for line in lines),
-                "payload_bytes": sum(line.payload_bytes for line in lines),
-            }
-            for group in groups(self.owners, lambda key: accounts.get(peer_id(key), nothing).votes_accepted)
-            if (lines := [accounts[name] for key in group.peers if (name := peer_id(key)) in accounts])
-        ]
 
 
 def ledger(run_id: bytes, entries: Iterable[SignedEntry], owners: Mapping[bytes, Owner] | None = None) -> Ledger:
@@ -164,7 +140,7 @@ def show(found: Ledger) -> None:
         f"Run {found.run_id.hex()[:16]}, steps {found.from_step} to {found.to_step} of its log:", highlight=False
     )
     console.print(table)
-    for owner in found.by_owner():
+    for owner in owner_values(found.owners, found.accounts):
         who = f"{owner['name']} ({owner['standing']}{' by ' + owner['key'][-8:] if owner['key'] else ''})"
         line = f"{owner['votes_accepted']} votes, {owner['tokens']:,} tokens, identities: {owner['identities']}"
         console.print(f"{who}: {line}", highlight=False, markup=False, soft_wrap=True)

@@ -214,9 +214,9 @@ def _view(values: dict[str, Any]) -> Table:
         "peer", "phase", "step", "state digest", "votes", "samples/s", "loss", title=Text(_line(values)), expand=True
     )
     for peer in values["peers"]:
-        speed, loss = f"{peer['samples_per_second']:.1f}", f"{peer['loss']:.3f}"
-        votes, digest = str(peer["votes_accepted"]), peer["digest"][:16]
-        table.add_row(peer["id"][-8:], peer["phase"], str(peer["step"]), digest, votes, speed, loss)
+        speed, loss = f"{peer['samples_per_second']:.1f}", "-" if peer["loss"] is None else f"{peer['loss']:.3f}"
+        votes, digest = str(peer["votes_accepted"]), peer["state_digest"][:16]
+        table.add_row(peer["id"][-8:], peer["phase"], str(peer["applied_step"]), digest, votes, speed, loss)
     return table
 
 
@@ -266,7 +266,7 @@ def _report(
     points = [(line["step"], math.nan if line["loss"] is None else line["loss"]) for line in all_steps[0]]
     card = json.loads((options.output / "model" / "swarmentum.json").read_text())
     different = first_difference(all_steps)
-    digests = {summary["digest"] for summary in summaries}
+    digests = {summary["state_digest"] for summary in summaries}
     equal = different is None and len(digests) == 1
     first, last = points[0][1], points[-1][1]
     result = {
@@ -298,7 +298,7 @@ def _peer_result(summary: dict[str, Any]) -> dict[str, Any]:
         "id",
         "device",
         "steps_applied",
-        "digest",
+        "state_digest",
         "votes_accepted",
         "payload_bytes_sent",
         "payload_bytes_received",

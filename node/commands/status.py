@@ -29,10 +29,10 @@ from protos.errors import NetworkError
 from protos.evaluation import figures
 from protos.identity import peer_id
 from protos.invite import Invite
-from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
+from protos.limits import ENTRIES_PAGE_MAX
 from protos.owner import NOBODY, groups, owners_of
 from protos.run_config import RunConfig
-from protos.run_facts import peer_phase_word, phase_word, unconfirmed_words
+from protos.run_facts import peer_values, run_values, unconfirmed_words
 from protos.start import fork_values, fork_words
 from protos.text import as_line, print_json, printable
 from protos.v1 import coordinator_pb2 as pb
@@ -48,14 +48,8 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
     snapshot = facts.snapshot if facts.HasField("snapshot") else None
     owners = owners_of(facts.peers)
     return {
-        "run": run_id.hex(),
-        "name": printable(config.name),
-        "phase": phase_word(facts),
-        "reason": printable(facts.reason),
+        **run_values(facts, config, run_id),
         "in_line": facts.in_line,
-        "step": facts.head_step,
-        "steps": facts.total_steps,
-        "loss": facts.loss if facts.head_step else None,
         "head": facts.head_hash.hex(),
         "payload_bytes": facts.payload_bytes_total,
         "anchored": facts.anchored,
@@ -63,26 +57,9 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
         "fork": fork_values(facts.genesis),
         "changed": changed_values(facts.changed),
         "held_out": [{**it.values(), "text": str(it)} for it in figures(facts.evaluations[:FIGURES_READ_MAX], run_id)],
-        "snapshot": None if snapshot is None else {"step": snapshot.step, "root": snapshot.root.hex()},
-        "peers": [
-            {
-                "id": peer_id(peer.public_key),
-                "owner": owners.get(peer.public_key, NOBODY).name,
-                "owner_standing": owners.get(peer.public_key, NOBODY).standing,
-                "anchor": peer.anchor,
-                "paused": peer.paused,
-                "relayed": peer.relayed,
-                "phase": peer_phase_word(peer.phase),
-                "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
-                "step": peer.applied_step,
-                "digest": peer.state_digest.hex(),
-                "votes_accepted": peer.votes_accepted,
-                "samples_per_second": peer.samples_per_second,
-                "loss": peer.loss,
-                **_standing(peer),
-            }
-            for peer in facts.peers
-        ],
+        "snapshot_step": None if snapshot is None else snapshot.step,
+        "snapshot_root": None if snapshot is None else snapshot.root.hex(),
+        "peers": [peer_values(peer, owners.get(peer.public_key, NOBODY)) for peer in facts.peers],
         "owners": _owners(facts),
         "exclusions": [
             {
@@ -115,12 +92,6 @@ def _owners(facts: pb.GetRunResponse) -> list[dict[str, Any]]:
         }
         for group in groups(owners_of(facts.peers), lambda key: peers[key].votes_accepted)
     ]
-
-
-def _standing(peer: pb.PeerStatus) -> dict[str, Any]:
-    """A peer's standing in the run; without checks (`trust`), score and rate are 0."""
-    rate, why = peer.check_permille / 1000, printable(peer.standing_reason)
-    return {"standing": printable(peer.standing), "score": peer.score, "check_rate": rate, "standing_reason": why}
 
 
 def show(values: dict[str, Any]) -> None:
@@ -176,17 +147,17 @@ def _peer(peer: dict[str, Any]) -> str:
 _WHOSE: dict[str, Callable[[dict[str, Any]], str]] = {
     "owner": lambda peer: f"{peer['owner']} ({peer['owner_standing']})" if peer["owner"] else "-",
     "device": lambda peer: peer["device"],
-    "state digest": lambda peer: peer["digest"][:16],
+    "state digest": lambda peer: peer["state_digest"][:16],
     "score": lambda peer: f"{peer['score']:.1f}",
 }
 _WORK: dict[str, Callable[[dict[str, Any]], str]] = {
     "phase": lambda peer: (
         peer["phase"] + (", anchor" if peer["anchor"] else "") + (", paused" if peer["paused"] else "")
     ),
-    "step": lambda peer: str(peer["step"]),
+    "step": lambda peer: str(peer["applied_step"]),
     "votes": lambda peer: str(peer["votes_accepted"]),
     "samples/s": lambda peer: f"{peer['samples_per_second']:.1f}",
-    "loss": lambda peer: f"{peer['loss']:.4f}" if peer["votes_accepted"] else "-",
+    "loss": lambda peer: "-" if peer["loss"] is None else f"{peer['loss']:.4f}",
     "standing": lambda peer: peer["standing"],
 }
 

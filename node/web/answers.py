@@ -70,9 +70,13 @@ class Peer(Answer):
     """Whether others reach it through a relay: it names one, and no public address of its own."""
     standing: str
     standing_reason: str
+    score: float
+    check_rate: float
+    """Its part of the steps whose votes are checked; without checks (`trust`), this and the score are 0."""
     applied_step: int
+    state_digest: str
     votes_accepted: int
-    samples_per_second: float | None
+    samples_per_second: float
     loss: float | None
     share: float
     """Its part of the samples that counted in the last 20 steps, 0 to 1."""
@@ -267,6 +271,8 @@ class ExcludedLine(Answer):
     step: int
     reason: str
     proven: bool
+    payloads: tuple[str, ...]
+    """Hashes of the two payloads that prove it; none without such a proof."""
     verdicts: int
     checkers: int
     by_operator: bool

@@ -20,7 +20,7 @@ from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, EVALUATIONS_MAX, PUBLIC_KEY_BYTES
 from protos.log import Entry
 from protos.run_facts import phase_word
-from protos.text import printable
+from protos.text import finite, printable
 from protos.v1 import coordinator_pb2 as pb
 
 STEPS_MAX: Final = 8_000_000
@@ -236,11 +236,6 @@ class RunStats:
         if self._ordered[0] != self.head:
             self._ordered = self.head, self.accounts.ordered()
         return self._ordered[1]
-
-
-def finite(value: float) -> float | None:
-    """The value; None for NaN and infinities, which JSON does not have."""
-    return value if math.isfinite(value) else None
 
 
 # What happened between two looks at a run, from the coordinator's facts: peers that came and went, phases, snapshots. Pure.

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Final
 
 from node.web import answers
 from node.web.followed import Followed
-from node.web.run_stats import RunEvent, finite, here, peers_of
-from protos.accounts import Account
+from node.web.run_stats import RunEvent, here, peers_of
+from protos.accounts import account_values, owner_values
 from protos.changes import Settings, with_settings
 from protos.errors import Refusal
 from protos.evaluation import Evaluation
 from protos.identity import peer_id
-from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES, SAMPLE_TEXT_BYTES_MAX
-from protos.owner import NOBODY, Owner, groups, owners_of
+from protos.limits import HASH_BYTES, SAMPLE_TEXT_BYTES_MAX
+from protos.owner import NOBODY, owners_of
 from protos.run_config import RunConfig
-from protos.run_facts import failure_values, peer_phase_word, phase_word, unconfirmed_words
+from protos.run_facts import failure_values, peer_values, phase_word, unconfirmed_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
-from protos.version import VERSION_CHARACTERS_MAX
 
 ALLREDUCE_BYTES_PER_PARAMETER: Final = 8
 """A ring sends each fp32 twice: once to reduce, once to gather."""
@@ -132,21 +131,7 @@ def peers(run: Followed, facts: pb.GetRunResponse) -> list[answers.Peer]:
     owners = owners_of(shown)
     return [
         answers.Peer(
-            id=peer_id(peer.public_key),
-            phase=peer_phase_word(peer.phase),
-            device=printable(peer.device, DEVICE_CHARACTERS_MAX),
-            version=printable(peer.software_version, VERSION_CHARACTERS_MAX),
-            owner=owners.get(peer.public_key, NOBODY).name,
-            owner_standing=owners.get(peer.public_key, NOBODY).standing,
-            anchor=peer.anchor,
-            paused=peer.paused,
-            relayed=peer.relayed,
-            standing=printable(peer.standing, 32),
-            standing_reason=printable(peer.standing_reason),
-            applied_step=peer.applied_step,
-            votes_accepted=peer.votes_accepted,
-            samples_per_second=finite(peer.samples_per_second),
-            loss=finite(peer.loss) if peer.votes_accepted else None,
+            **peer_values(peer, owners.get(peer.public_key, NOBODY)),
             share=shares.get(peer.public_key, 0.0),
             last_step=accounts[peer.public_key].last_step if peer.public_key in accounts else 0,
             seen=run.seen.get(peer.public_key),
@@ -205,55 +190,17 @@ def ledger_of(run: Followed, offset: int, limit: int) -> answers.Ledger:
     return answers.Ledger(
         to_step=run.book.head,
         identities=[
-            answers.LedgerLine(
-                id=account.id,
-                votes_accepted=account.votes_accepted,
-                samples=account.samples,
-                tokens=account.tokens,
-                payload_bytes=account.payload_bytes,
-                first_step=account.first_step,
-                last_step=account.last_step,
-                uptime=round(account.uptime, 4),
-                owner=by_id.get(account.id, NOBODY).name,
-                owner_standing=by_id.get(account.id, NOBODY).standing,
-            )
+            answers.LedgerLine(**account_values(account, by_id.get(account.id, NOBODY)))
             for account in accounts[offset : offset + limit]
         ],
         total=len(accounts),
         offset=offset,
-        owners=_by_owner(owners, run.book.accounts.by_key),
+        owners=[answers.OwnerLine(**row) for row in owner_values(owners, accounts)[:OWNERS_MAX]],
         exclusions=[
-            answers.ExcludedLine(
-                id=one.id,
-                step=one.step,
-                reason=printable(one.reason),
-                proven=one.proven,
-                verdicts=one.verdicts,
-                checkers=one.checkers,
-                by_operator=one.by_operator,
-                readmitted_step=one.readmitted_step,
-            )
+            answers.ExcludedLine(**asdict(one) | {"reason": printable(one.reason)})
             for one in run.book.accounts.exclusions[-EXCLUSIONS_MAX:]
         ],
     )
-
-
-def _by_owner(owners: Mapping[bytes, Owner], accounts: Mapping[bytes, Account]) -> list[answers.OwnerLine]:
-    """The owners whose votes count, the most votes first."""
-    voted = {key: owner for key, owner in owners.items() if key in accounts}
-    return [
-        answers.OwnerLine(
-            name=group.owner.name,
-            standing=group.owner.standing,
-            key=group.key_id,
-            identities=len(group.peers),
-            votes_accepted=sum(accounts[key].votes_accepted for key in group.peers),
-            samples=sum(accounts[key].samples for key in group.peers),
-            tokens=sum(accounts[key].tokens for key in group.peers),
-            payload_bytes=sum(accounts[key].payload_bytes for key in group.peers),
-        )
-        for group in groups(voted, lambda key: accounts[key].votes_accepted)[:OWNERS_MAX]
-    ]
 
 
 def invite_of(run: Followed) -> answers.InviteLink:
