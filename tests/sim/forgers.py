@@ -4,9 +4,9 @@ A run without an anchor. `forgers` make the same false sum whenever two of them 
 it is false. Everything is real but network, clock and disk.
 """
 
+import argparse
 import asyncio
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -216,8 +216,13 @@ def check(played: Played) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.forgers", description=__doc__)
+    parser.add_argument(
+        "seeds", nargs="*", type=int, default=[0], metavar="SEED", help="each played in every case (default 0)"
+    )
+    asked = parser.parse_args()
     _quiet(verbose=False)
-    for seed in map(int, sys.argv[1:] or ["0"]):
+    for seed in asked.seeds:
         for ranges in (1, 3):
             for name, case in CASES.items():
                 often = mock.patch("protos.checks.AUDIT_EVERY", OFTEN) if "each" in case else nullcontext()
