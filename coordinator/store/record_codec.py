@@ -43,6 +43,7 @@ from protos.envelope import parse
 from protos.equivocation import prove
 from protos.evaluation import open_evaluation
 from protos.identity import Identity
+from protos.invite import ticket_body, ticket_from_body
 from protos.limits import PUBLIC_KEY_BYTES, TICKET_ID_BYTES
 from protos.log import (
     SignedEntry,
@@ -57,7 +58,6 @@ from protos.log import (
 from protos.orders import signed_order_from_body
 from protos.owner import Owner, owner_body
 from protos.tick import tick_body, tick_from_body
-from protos.ticket import ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2, envelope_pb2, log_pb2, ticket_pb2
 
 ENTRY = "entry"

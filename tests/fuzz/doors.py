@@ -59,7 +59,7 @@ from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_b
 from protos.errors import DataError, NetworkError, OperatorError, Reason, Refusal
 from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
-from protos.invite import SCHEME, Invite
+from protos.invite import SCHEME, Invite, Ticket, open_ticket, seal_ticket, ticket_body
 from protos.log import (
     Contribution,
     Entry,
@@ -78,7 +78,6 @@ from protos.slices import Aggregate, joined, list_bytes
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
 from protos.tick import Tick, open_tick, tick_body
-from protos.ticket import Ticket, open_ticket, seal_ticket, ticket_body
 from protos.toml_file import describe as describe_mistakes
 from protos.v1 import archive_pb2, coordinator_pb2, log_pb2, update_pb2
 

@@ -19,11 +19,11 @@ from protos.envelope import Kind, seal
 from protos.equivocation import prove
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity
+from protos.invite import Ticket
 from protos.log import Contribution, Entry, Equivocation, Exclusion, Verdict, entry_body, entry_hash, lr_to_bits
 from protos.orders import OperatorOrder, order_body
 from protos.owner import Owner
 from protos.tick import Tick
-from protos.ticket import Ticket
 from protos.v1 import log_pb2, update_pb2
 
 COORDINATOR = Identity.from_seed(bytes(32))
