@@ -38,7 +38,6 @@ from coordinator.clock.records import (
     Withdrawn,
 )
 from protos.changes import settings_body, settings_from_body
-from protos.end import open_end, seal_end
 from protos.envelope import parse
 from protos.equivocation import prove
 from protos.evaluation import open_evaluation
@@ -55,7 +54,7 @@ from protos.log import (
     verdict_body,
     verdict_from_body,
 )
-from protos.orders import signed_order_from_body
+from protos.orders import open_end, seal_end, signed_order_from_body
 from protos.owner import Owner, owner_body
 from protos.tick import tick_body, tick_from_body
 from protos.v1 import coordinator_pb2, envelope_pb2, log_pb2, ticket_pb2

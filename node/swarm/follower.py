@@ -26,10 +26,10 @@ from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
 from protos import limits
 from protos.assignment import assign
-from protos.end import open_end
 from protos.envelope import Kind, parse
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.grpc_errors import BehindError, SessionLostError
+from protos.orders import open_end
 from protos.text import printable
 from protos.tick import open_tick
 from protos.v1 import coordinator_pb2 as pb

@@ -19,10 +19,10 @@ from node.watch.net import Gossiped, Overlay, OverlayStatus
 from node.watch.reader import Away, Denied, LogPage, LogReader, WatchedRun
 from node.watch.watched_run import AnnouncementSeen, EntrySeen, EntrySource, Event, Refused, Watch
 from protos.amounts import amount
-from protos.end import End
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import peer_id
 from protos.invite import Invite
+from protos.orders import End
 from protos.signals import EXIT_INTERRUPTED
 from protos.text import print_json, printable
 

@@ -54,7 +54,6 @@ from protos import packing
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, SampleShare
 from protos.changes import changed_values, settings_body, settings_from_body, settings_of, with_settings
-from protos.end import open_end
 from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_bytes
 from protos.errors import DataError, NetworkError, OperatorError, Reason, Refusal
 from protos.evaluation import figures, open_evaluation, reopen_evaluation
@@ -72,6 +71,7 @@ from protos.log import (
     run_id_of,
     summed_entry,
 )
+from protos.orders import open_end
 from protos.public_runs import list_text, open_runs, sealed_run
 from protos.run_config import RunConfig, config_from_json
 from protos.slices import Aggregate, joined, list_bytes

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from node.watch.watch_command import topic_of
-from protos.end import End, seal_end
 from protos.envelope import Kind, seal
 from protos.identity import Identity, peer_id
 from protos.invite import Invite
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
+from protos.orders import End, seal_end
 from tests.interop.world import LINE_SECONDS_MAX, ROOT, FakeCoordinator, Log, Watching, overlay_peer, watching
 
 # find_spec: libp2p and hivemind cannot be imported in one process

@@ -14,14 +14,13 @@ from coordinator.clock import records
 from coordinator.store.journal import Journal
 from protos.assignment import Range, SampleShare
 from protos.changes import settings_of
-from protos.end import End
 from protos.envelope import Kind, seal
 from protos.equivocation import prove
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity
 from protos.invite import Ticket
 from protos.log import Contribution, Entry, Equivocation, Exclusion, Verdict, entry_body, entry_hash, lr_to_bits
-from protos.orders import OperatorOrder, order_body
+from protos.orders import End, OperatorOrder, order_body
 from protos.owner import Owner
 from protos.tick import Tick
 from protos.v1 import log_pb2, update_pb2
