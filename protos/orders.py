@@ -1,7 +1,8 @@
 """Orders of a run's operators: what they sign, whether enough of their keys did, and whether a log obeyed nothing else.
 
 A run with keys in `operators` excludes a peer, changes a setting or ends only by an order. Every signer signs the same bytes.
-`order_from_body`, `check_signed` and `open_end` are the doors. Refuses to know the time: the coordinator's clock says what has expired.
+`order_from_body`, `check_signed` and `open_end` are the doors. Refuses to know the time: the
+coordinator's clock says what has expired.
 """
 
 from __future__ import annotations
@@ -233,8 +234,8 @@ def operators_of(genesis: log_pb2.Genesis) -> OperatorsConfig:
         ) from error
 
 
-# The end of a run before its last planned step, signed by its coordinator. With the end and a later entry of the same log, anybody
-# can prove that the coordinator broke its word. ADR 44.
+# The end of a run before its last planned step, signed by its coordinator. With the end and a later entry of the same log,
+# anybody can prove that the coordinator broke its word. ADR 44.
 
 
 @dataclass(frozen=True)
