@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from node import patience
 from node.commands.options import link_from
 from node.link.run_reader import RunReader, read_facts
 from node.terminal.stage import can_show
@@ -36,6 +35,7 @@ from protos.run_facts import peer_values, run_values, unconfirmed_words
 from protos.start import fork_values, fork_words
 from protos.text import as_line, print_json, printable
 from protos.v1 import coordinator_pb2 as pb
+from protos.waits import Waits
 
 LINE_SECONDS = 2.0
 FIGURES_READ_MAX = 64
@@ -204,7 +204,7 @@ def watch(link: str, *, plain: bool, as_json: bool) -> int:
 async def _lines(source: Watcher, *, as_json: bool) -> None:
     """A line for each change, until the run is finished. A coordinator that is away is asked again, for ever."""
     before: tuple[Any, ...] = ()
-    waits = patience.waits()
+    waits = Waits()
     try:
         while True:
             try:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import structlog
 
-from node import patience
 from node.overlay.reach import Access
 from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import JoinFacts
@@ -31,7 +30,7 @@ from protos.owner import Owner
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
-from protos.waits import Waits
+from protos.waits import RETRY_SECONDS_MIN, Again, Waits
 
 EVENTS_MAX = 256
 FAILURE_SECONDS_MAX = 5.0
@@ -137,8 +136,8 @@ class Swarm:
 
     def _patiently(self, call: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float, step: int = 0) -> T:
         """The call's result. A coordinator that does not answer is asked again, with a growing wait between two tries."""
-        give_up, again = time.monotonic() + patience_seconds, patience.Again()
-        waits = Waits(patience.RETRY_SECONDS_MIN, AWAY_SECONDS_MAX)
+        give_up, again = time.monotonic() + patience_seconds, Again()
+        waits = Waits(RETRY_SECONDS_MIN, AWAY_SECONDS_MAX)
         while True:
             try:
                 result = self._call(call(), START_SECONDS_MAX, stoppable=True)
