@@ -22,8 +22,8 @@ class Problem(Answer):
     """What is wrong, with which value, and what to do."""
 
 
-class RunLine(Answer):
-    """A run in the list."""
+class RunHead(Answer):
+    """What a run is, and where it is."""
 
     run: str
     name: str
@@ -36,10 +36,15 @@ class RunLine(Answer):
     steps: int
     """Steps of the whole run."""
     loss: float | None
-    peers: int
-    """Connected peers."""
     problem: str
     """Why this answer may be old or incomplete; empty if it is neither."""
+
+
+class RunLine(RunHead):
+    """A run in the list."""
+
+    peers: int
+    """Connected peers."""
 
 
 class RunList(Answer):
@@ -161,18 +166,11 @@ class About(Answer):
     """Its peak."""
 
 
-class Run(Answer):
+class Run(RunHead):
     """One run."""
 
-    run: str
-    name: str
-    phase: str
-    reason: str
-    step: int
-    steps: int
     head: str
     """The hash of the coordinator's last entry."""
-    loss: float | None
     tokens: int
     votes: int
     payload_bytes: int
@@ -212,7 +210,6 @@ class Run(Answer):
     """Oldest first; of many, every n-th: at most 120."""
     failures: list[Failure]
     """The most frequent first."""
-    problem: str
     looked: float | None
     """When the coordinator last answered."""
 
@@ -234,14 +231,19 @@ class Steps(Answer):
     """The last step of the run."""
 
 
-class LedgerLine(Answer):
-    """An identity's contribution, as the log proves it."""
+class Sums(Answer):
+    """What counted votes add up to."""
 
-    id: str
     votes_accepted: int
     samples: int
     tokens: int
     payload_bytes: int
+
+
+class LedgerLine(Sums):
+    """An identity's contribution, as the log proves it."""
+
+    id: str
     first_step: int
     last_step: int
     uptime: float
@@ -249,7 +251,7 @@ class LedgerLine(Answer):
     owner_standing: str
 
 
-class OwnerLine(Answer):
+class OwnerLine(Sums):
     """The sums of an owner's identities. The coordinator and the peers say who owns them; the log does not."""
 
     name: str
@@ -258,10 +260,6 @@ class OwnerLine(Answer):
     key: str
     """The owner's key, spelled as a peer id; empty for a claim."""
     identities: int
-    votes_accepted: int
-    samples: int
-    tokens: int
-    payload_bytes: int
 
 
 class ExcludedLine(Answer):

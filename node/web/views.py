@@ -8,7 +8,7 @@ from typing import Final
 
 from node.web import answers
 from node.web.followed import Followed
-from node.web.run_stats import RunEvent, here, peers_of
+from node.web.run_stats import here, peers_of
 from protos.accounts import account_values, owner_values
 from protos.changes import Settings, with_settings
 from protos.errors import Refusal
@@ -97,7 +97,7 @@ def run_of(run: Followed) -> answers.Run:
         peers_known=len(facts.peers),
         in_line=facts.in_line,
         written=written(run),
-        events=[_event(it) for it in list(book.events)[-EVENTS_MAX:]],
+        events=list(book.events)[-EVENTS_MAX:],
         failures=[answers.Failure(**row) for row in failure_values(facts.failures)],
         held_out=[answers.HeldOut(**it.values()) for it in book.held_out(HELD_OUT_MAX)],
         looked=run.looked,
@@ -158,28 +158,9 @@ def _written(found: Evaluation) -> answers.Written:
     return answers.Written(step=found.step, peer=peer_id(found.author), text=text)
 
 
-def _event(it: RunEvent) -> answers.Happened:
-    return answers.Happened(number=it.number, step=it.step, kind=it.kind, text=it.text, seen=it.seen)
-
-
 def events_of(run: Followed, after: int) -> list[answers.Happened]:
     """The events of the feed with a larger number than `after`."""
-    return [_event(it) for it in run.book.events if it.number > after]
-
-
-def steps_of(run: Followed, first: int, last: int, points_max: int) -> answers.Steps:
-    """Columns of the steps `first` to `last`."""
-    points = run.book.points(first, last, points_max)
-    return answers.Steps(
-        steps=list(points.steps),
-        loss=list(points.loss),
-        tokens=list(points.tokens),
-        payload_bytes=list(points.payload_bytes),
-        peers=list(points.peers),
-        lr=list(points.lr),
-        seen=list(points.seen),
-        head=run.book.head,
-    )
+    return [it for it in run.book.events if it.number > after]
 
 
 def ledger_of(run: Followed, offset: int, limit: int) -> answers.Ledger:
