@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, settings
+from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, operator_at
 from coordinator.commands.signing import show_order
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of
@@ -30,9 +30,7 @@ app = typer.Typer(help="List a run's peers, exclude one, admit it again.", no_ar
 @app.command("list", epilog=EXIT_CODES)
 def list_peers(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """List a run's peers, those that are away and those that are excluded too, with the reason."""
-    from coordinator.commands.operator import Operator
-
-    rows = rows_of(Operator(settings(home=home).home).find(run))
+    rows = rows_of(operator_at(home).find(run))
     if as_json:
         for row in rows:
             print_json(row)
@@ -65,14 +63,13 @@ def exclude(
     By its whole peer id also one that never came. In a run with operators' keys this is an order, which others of them have to
     sign, too: `order sign`.
     """
-    from coordinator.commands.operator import Operator
     from coordinator.commands.signing import operators
 
     if (ordering := operators(run, home, key)) is not None:
         excludes = peer_named(ordering.facts, peer)
         show_order(ordering.give(excludes=excludes, reason=reason), as_json=as_json)
         return
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = operator.find(run)
     public_key = peer_named(found, peer)
     operator.exclude_peer(found.genesis, public_key, reason)
@@ -88,9 +85,7 @@ def exclude(
 @app.command(epilog=EXIT_CODES)
 def readmit(run: RunName, peer: PeerName, home: Home = None, as_json: Json = False) -> None:
     """Let an excluded peer join again, unless it was excluded for two payloads for one step."""
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = operator.find(run)
     public_key = peer_named(found, peer)
     operator.readmit_peer(found.genesis, public_key)
