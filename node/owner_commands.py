@@ -178,7 +178,7 @@ class Commands:
             "pause_seconds_left": _finite(trainer.wishes.pause_seconds_left),
             "held": trainer.wishes.held,
             "month": self._lent.told(),
-            "owner": {"name": self._lent.owner.name, "standing": self._lent.owner.standing},
+            "owner": self._lent.owner.name,
             "ending": None if trainer.wishes.ending is None else trainer.wishes.ending.value,
             "share": trainer.standing.share(),
             "seconds": time.monotonic() - self._started,

@@ -82,8 +82,7 @@ class Excluded:
 
 def account_values(account: Account, owner: Owner) -> dict[str, Any]:
     """An identity's line under the keys of docs/json.md."""
-    told = asdict(account) | {"uptime": round(account.uptime, 4)}
-    return told | {"owner": owner.name, "owner_standing": owner.standing}
+    return asdict(account) | {"uptime": round(account.uptime, 4), "owner": owner.name}
 
 
 def owner_values(owners: Mapping[bytes, Owner], accounts: Iterable[Account]) -> list[dict[str, Any]]:
@@ -93,8 +92,6 @@ def owner_values(owners: Mapping[bytes, Owner], accounts: Iterable[Account]) -> 
     return [
         {
             "name": group.owner.name,
-            "standing": group.owner.standing,
-            "key": group.key_id,
             "identities": len(group.peers),
             "votes_accepted": sum(voted[key].votes_accepted for key in group.peers),
             "samples": sum(voted[key].samples for key in group.peers),

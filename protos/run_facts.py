@@ -1,8 +1,7 @@
 """A coordinator's facts about a run, made safe to show: a hostile coordinator, or one of a newer version, ends no command.
 
-An answer may have 23 MB. Each owner's signature takes 0.1 ms, so a reader takes as many rows as an honest coordinator sends,
-and leaves out rows whose keys are none. Refuses nothing: words and numbers that this version does not know are shown as
-`unknown`.
+An answer may have 23 MB, so a reader takes as many rows as an honest coordinator sends, and leaves out rows whose keys are
+none. Refuses nothing: words and numbers that this version does not know are shown as `unknown`.
 
 Why peers could not join is told by strangers, so nothing follows from it. ADR 21.
 """
@@ -94,7 +93,6 @@ def peer_values(peer: pb.PeerStatus, owner: Owner) -> dict[str, Any]:
         "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
         "version": printable(peer.software_version, VERSION_CHARACTERS_MAX),
         "owner": owner.name,
-        "owner_standing": owner.standing,
         "anchor": peer.anchor,
         "paused": peer.paused,
         "relayed": peer.relayed,

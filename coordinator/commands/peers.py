@@ -126,7 +126,7 @@ def rows_of(run: pb.GetRunResponse) -> list[dict[str, Any]]:
     rows = []
     for peer in run.peers:
         by_operator = peer.public_key in excluded and excluded.pop(peer.public_key).by_operator
-        rows.append({**peer_values(peer, shown_owner(peer.owner, peer.public_key)), "by_operator": by_operator})
+        rows.append({**peer_values(peer, shown_owner(peer.owner)), "by_operator": by_operator})
     for key, it in excluded.items():
         row = peer_values(
             pb.PeerStatus(public_key=key, phase=pb.PeerPhase.PEER_PHASE_ABSENT, standing="excluded"), NOBODY

@@ -74,7 +74,7 @@ def joined(
         network,
         body.anchor,
         printable(body.software_version, VERSION_CHARACTERS_MAX),
-        owner_from_body(body.owner, opened.public_key),
+        owner_from_body(body.owner),
     )
 
 
@@ -124,7 +124,7 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
         offences=tuple(prove(equivocation_from_body(pair), opened.run_id) for pair in body.equivocations),
         abstained=_abstained(body.abstained) if body.HasField("abstained") else None,
         paused=body.paused if body.HasField("paused") else None,
-        owner=owner_from_body(body.owner, opened.public_key) if body.HasField("owner") else None,
+        owner=owner_from_body(body.owner) if body.HasField("owner") else None,
         evaluations=_evaluations(opened, body.evaluations),
         summed=_summed(body.summed) if body.HasField("summed") else None,
         false_sums=tuple((said.step, said.range) for said in body.false_sums),

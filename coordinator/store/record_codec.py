@@ -273,7 +273,7 @@ def _write_owner(_: Context, record: OwnerNamed) -> bytes:
 
 def _read_owner(_: Context, step: int, body: bytes) -> OwnerNamed:
     said = parse(coordinator_pb2.Owner, body[PUBLIC_KEY_BYTES:])
-    return OwnerNamed(step, body[:PUBLIC_KEY_BYTES], Owner(said.name, said.public_key, said.signature))
+    return OwnerNamed(step, body[:PUBLIC_KEY_BYTES], Owner(said.name))
 
 
 def _write_changed(_: Context, record: SettingsChanged) -> bytes:

@@ -141,9 +141,8 @@ def show(found: Ledger) -> None:
     )
     console.print(table)
     for owner in owner_values(found.owners, found.accounts):
-        who = f"{owner['name']} ({owner['standing']}{' by ' + owner['key'][-8:] if owner['key'] else ''})"
         line = f"{owner['votes_accepted']} votes, {owner['tokens']:,} tokens, identities: {owner['identities']}"
-        console.print(f"{who}: {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{owner['name']}: {line}", highlight=False, markup=False, soft_wrap=True)
     for excluded in found.exclusions:
         for text in _lines(excluded):
             console.print(printable(text), highlight=False, markup=False, soft_wrap=True)

@@ -80,8 +80,6 @@ def _owners(facts: pb.GetRunResponse) -> list[dict[str, Any]]:
     return [
         {
             "name": group.owner.name,
-            "standing": group.owner.standing,
-            "key": group.key_id,
             "peers": [peer_id(key) for key in group.peers],
             "votes_accepted": sum(peers[key].votes_accepted for key in group.peers),
             "samples_per_second": sum(
@@ -117,8 +115,7 @@ def show(values: dict[str, Any]) -> None:
     for owner in values["owners"]:
         many = f"{len(owner['peers'])} peers" if len(owner["peers"]) > 1 else "1 peer"
         what = f"{many}, {owner['votes_accepted']} votes, {owner['samples_per_second']:.1f} samples/s"
-        whose = f"{owner['name']} ({owner['standing']}{' by ' + owner['key'][-8:] if owner['key'] else ''})"
-        console.print(f"{whose}: {what}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{owner['name']}: {what}", highlight=False, markup=False, soft_wrap=True)
     for excluded in values["exclusions"]:
         when = "from the next entry on" if excluded["step"] is None else f"step {excluded['step']}"
         console.print(f"{excluded['id']}, {when}: {excluded['reason']}", highlight=False, markup=False, soft_wrap=True)
@@ -145,7 +142,7 @@ def _peer(peer: dict[str, Any]) -> str:
 
 
 _WHOSE: dict[str, Callable[[dict[str, Any]], str]] = {
-    "owner": lambda peer: f"{peer['owner']} ({peer['owner_standing']})" if peer["owner"] else "-",
+    "owner": lambda peer: peer["owner"] or "-",
     "device": lambda peer: peer["device"],
     "state digest": lambda peer: peer["state_digest"][:16],
     "score": lambda peer: f"{peer['score']:.1f}",

@@ -67,8 +67,6 @@ class Peer(Answer):
     """Of the peer's software, as the peer says; empty if the coordinator does not tell."""
     owner: str
     """The person whom the peer names as its owner; empty if it names none."""
-    owner_standing: str
-    """`signed` by the owner's key, `claimed` by the peer alone, or empty."""
     anchor: bool
     paused: bool
     relayed: bool
@@ -248,17 +246,12 @@ class LedgerLine(Sums):
     last_step: int
     uptime: float
     owner: str
-    owner_standing: str
 
 
 class OwnerLine(Sums):
     """The sums of an owner's identities. The coordinator and the peers say who owns them; the log does not."""
 
     name: str
-    standing: str
-    """`signed` by the owner's key, or `claimed` by the peers alone."""
-    key: str
-    """The owner's key, spelled as a peer id; empty for a claim."""
     identities: int
 
 

@@ -25,7 +25,7 @@ const X = {
 
 // The name that a peer gives as its owner's, and whether the owner's key signed for it.
 function owner(it) {
-  return it.owner ? element("span", {}, element("bdi", {}, it.owner), ` (${it.owner_standing})`) : "-";
+  return it.owner ? element("bdi", {}, it.owner) : "-";
 }
 
 class Page {
@@ -270,9 +270,9 @@ class Page {
       `${whole(it.first_step)} to ${whole(it.last_step)}`, percent(it.uptime),
     ]), lines.map((it) => it.id));
     by("by-owner").hidden = this.ledger.owners.length === 0;
-    const sums = [["owner"], ["signed by"], ["identities", "number"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"]];
+    const sums = [["owner"], ["identities", "number"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"]];
     table("owners", sums, this.ledger.owners.map((it) => [
-      element("bdi", {}, it.name), it.key ? it.key.slice(-8) : "nobody: a claim", whole(it.identities),
+      element("bdi", {}, it.name), whole(it.identities),
       whole(it.votes_accepted), whole(it.samples), whole(it.tokens), bytes(it.payload_bytes),
     ]));
     const out = this.ledger.exclusions.map((it) => {
