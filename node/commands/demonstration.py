@@ -325,7 +325,7 @@ def _show(
     console.print(f"\nA sample of what the model writes after {result['steps']} steps:", style="bold")
     console.print(_sample(Path(result["checkpoint"]), options.seed), highlight=False, markup=False)
     equal = "equal on every peer after every step" if result["digests_equal_at_every_step"] else "DIFFERENT"
-    console.print(f"\nState digest {summaries[0]['digest'][:16]}: {equal}.", highlight=False)
+    console.print(f"\nState digest {summaries[0]['state_digest'][:16]}: {equal}.", highlight=False)
     console.print(
         f"Loss {result['loss_first']:.3f} to {result['loss_last']:.3f} in {result['seconds']} s.", highlight=False
     )
