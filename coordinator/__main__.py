@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, signing
-from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, option, settings
+from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, operator_at, option, settings
 from coordinator.commands.planning import MODELS, run_toml
 from coordinator.store import home_files
 from coordinator.store.home_files import PageAddress
@@ -175,9 +175,8 @@ def create(
     given, file = file, file or Path(os.devnull)
     named = toml_file.read(file, RunConfig).value
     from coordinator.commands.created import create_run, print_created, show_created
-    from coordinator.commands.operator import Operator
 
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     if named is not None:
         checking.refuse_second(operator, named.name, given)  # before the model is built, which takes seconds
     findings = checking.findings_of(file, anchor=anchor, layout=layout, allow_code=allow_code, told=checking.to_stderr)
@@ -212,9 +211,7 @@ def run_example(
 @runs.command("invite", epilog=EXIT_CODES)
 def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """Print the link of a run again. Of a run in admission mode `invite`, it is for looking only."""
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     genesis = operator.find(run).genesis
     found = operator.invite(genesis)
     if config_from_json(genesis.config_json).admission.mode == "invite":
@@ -234,9 +231,7 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """List the runs with their step, loss and peers; or print a signed list of some of them, for any host of files."""
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     if public:
         print(operator.public_list(public), end="")
         return

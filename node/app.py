@@ -182,7 +182,7 @@ class _Peer:
                 trainer.finish()
                 if trainer.archive is not None:
                     trainer.archive.close()
-                summary.digest = replica.whole_digest().hex()
+                summary.state_digest = replica.whole_digest().hex()
                 if export_to is not None:
                     summary.checkpoint = str(self._export(replica, text, config, export_to))
             except (NetworkError, RefusedError, StoppedError, DiskError):

@@ -163,13 +163,13 @@ class Commands:
             raise ValueError(f"steps {count!r}: give a number from 1 to {STEPS_KEPT}")
         trainer, summary, swarm = self._trainer, self._trainer.summary, self._trainer.swarm
         summary.copy_counters(swarm.counters)
-        told = {name: value for name, value in asdict(summary).items() if name not in {"digest", "checkpoint"}}
+        told = {name: value for name, value in asdict(summary).items() if name not in {"state_digest", "checkpoint"}}
         return {
             **told,
             **self._place(),
             "loss": summary.loss if math.isfinite(summary.loss) else None,  # JSON has no NaN: no step is applied yet
-            "run": trainer.config.name,
-            "run_id": self._run_id.hex(),
+            "run": self._run_id.hex(),
+            "name": trainer.config.name,
             "steps": trainer.last.step,
             "committed_step": swarm.committed_step,
             "anchor": trainer.samples is None,
@@ -178,7 +178,7 @@ class Commands:
             "pause_seconds_left": _finite(trainer.wishes.pause_seconds_left),
             "held": trainer.wishes.held,
             "month": self._lent.told(),
-            "owner": {"name": self._lent.owner.name, "standing": self._lent.owner.standing},
+            "owner": self._lent.owner.name,
             "ending": None if trainer.wishes.ending is None else trainer.wishes.ending.value,
             "share": trainer.standing.share(),
             "seconds": time.monotonic() - self._started,

@@ -44,7 +44,7 @@ class PeerTotals:
     votes_accepted: int
     wire_bytes_sent: int
     wire_bytes_received: int
-    digest: str
+    state_digest: str
     payload_bytes_sent: int = 0
     payload_bytes_received: int = 0
 
@@ -121,7 +121,7 @@ def peers_table(rows: Sequence[PeerTotals], parameters: int) -> Table:
 
     Fits in 80 columns with device names of up to 10 characters.
     """
-    equal = len({row.digest for row in rows}) <= 1
+    equal = len({row.state_digest for row in rows}) <= 1
     steps = max((row.steps_applied for row in rows), default=0)
     moved = amount(steps * allreduce_bytes(parameters))
     table = Table(
@@ -146,7 +146,7 @@ def peers_table(rows: Sequence[PeerTotals], parameters: int) -> Table:
             amount(row.wire_bytes_sent),
             amount(row.wire_bytes_received),
             format_ratio(row.wire_bytes_sent, allreduce_bytes(parameters) * row.steps_applied),
-            row.digest[:DIGEST_SHOWN_CHARS],
+            row.state_digest[:DIGEST_SHOWN_CHARS],
             style=None if equal else "red",
         )
     return table

@@ -9,13 +9,15 @@ A figure about a step is made of what peers claim: one liar must not decide it (
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from protos.equivocation import prove_exclusion
 from protos.errors import Refusal
 from protos.identity import peer_id
 from protos.log import Contribution, Entry, Exclusion
+from protos.owner import Owner, groups
 
 
 @dataclass
@@ -76,6 +78,28 @@ class Excluded:
             len(checkers),
             exclusion.by_operator,
         )
+
+
+def account_values(account: Account, owner: Owner) -> dict[str, Any]:
+    """An identity's line under the keys of docs/json.md."""
+    return asdict(account) | {"uptime": round(account.uptime, 4), "owner": owner.name}
+
+
+def owner_values(owners: Mapping[bytes, Owner], accounts: Iterable[Account]) -> list[dict[str, Any]]:
+    """The sums of each owner's identities whose votes count, the most votes first. `owners`: by public key."""
+    by_id = {account.id: account for account in accounts}
+    voted = {key: by_id[name] for key in owners if (name := peer_id(key)) in by_id}
+    return [
+        {
+            "name": group.owner.name,
+            "identities": len(group.peers),
+            "votes_accepted": sum(voted[key].votes_accepted for key in group.peers),
+            "samples": sum(voted[key].samples for key in group.peers),
+            "tokens": sum(voted[key].tokens for key in group.peers),
+            "payload_bytes": sum(voted[key].payload_bytes for key in group.peers),
+        }
+        for group in groups({key: owners[key] for key in voted}, lambda key: voted[key].votes_accepted)
+    ]
 
 
 class Accounts:

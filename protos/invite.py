@@ -15,11 +15,20 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import unquote
 
-from protos.envelope import parse
-from protos.errors import OperatorError, Refusal
-from protos.limits import HASH_BYTES, INVITE_BYTES_MAX, PUBLIC_KEY_BYTES
-from protos.ticket import open_ticket
-from protos.v1 import log_pb2
+from protos.envelope import Kind, open_envelope, parse, seal
+from protos.errors import OperatorError, Reason, Refusal
+from protos.identity import Identity
+from protos.limits import (
+    HASH_BYTES,
+    INVITE_BYTES_MAX,
+    PUBLIC_KEY_BYTES,
+    TICKET_BYTES_MAX,
+    TICKET_ID_BYTES,
+    TICKET_LABEL_BYTES_MAX,
+    TICKET_USES_MAX,
+    UNIX_MS_MAX,
+)
+from protos.v1 import log_pb2, ticket_pb2
 
 SCHEME: Final = "swarmentum://"
 ANCHOR_SCHEME: Final = "swarmentum-anchor://"
@@ -111,7 +120,7 @@ class Invite:
     bootstrap: tuple[str, ...]
     run_name: str
     ticket: bytes = b""
-    """A signed ticket (protos/ticket.py), which runs in admission mode `invite` ask for; empty in others."""
+    """A signed ticket, which runs in admission mode `invite` ask for; empty in others."""
 
     def link(self) -> str:
         """The text that people pass on."""
@@ -189,3 +198,59 @@ def run_named(text: str) -> str:
     raise OperatorError(
         f"--run {text[:80]!r}: expected an invite link, or {ID_DIGITS_MIN} to {2 * HASH_BYTES} hex digits of an id"
     )
+
+
+# Tickets: the coordinator's signed permission, inside a link, for a number of identities to join. Refuses bytes that it did not
+# sign. Whether a ticket still counts, only the coordinator knows. ADR 18.
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """`uses`: how many identities may join with it. `expires_unix_ms`: by the coordinator's clock; 0: never.
+
+    `anchor`: they may take part as anchors (docs/security.md), in a run of any admission mode.
+    """
+
+    ticket_id: bytes
+    expires_unix_ms: int
+    uses: int
+    label: str = ""
+    anchor: bool = False
+
+
+def ticket_body(ticket: Ticket) -> ticket_pb2.Ticket:
+    """As it travels."""
+    return ticket_pb2.Ticket(
+        ticket_id=ticket.ticket_id,
+        expires_unix_ms=ticket.expires_unix_ms,
+        uses=ticket.uses,
+        label=ticket.label,
+        anchor=ticket.anchor,
+    )
+
+
+def ticket_from_body(body: ticket_pb2.Ticket) -> Ticket:
+    """From the wire, every field in its range; raises `Refusal`."""
+    if len(body.ticket_id) != TICKET_ID_BYTES:
+        raise Refusal(Reason.MALFORMED, f"ticket id of {len(body.ticket_id)} bytes, expected {TICKET_ID_BYTES}")
+    if not 1 <= body.uses <= TICKET_USES_MAX:
+        raise Refusal(Reason.OUT_OF_RANGE, f"a ticket for {body.uses} peers; expected 1 to {TICKET_USES_MAX}")
+    if body.expires_unix_ms > UNIX_MS_MAX:
+        raise Refusal(Reason.OUT_OF_RANGE, f"a ticket until {body.expires_unix_ms} ms, at most {UNIX_MS_MAX}")
+    if len(body.label.encode()) > TICKET_LABEL_BYTES_MAX or not body.label.isprintable():
+        raise Refusal(
+            Reason.OUT_OF_RANGE, f"the label takes at most {TICKET_LABEL_BYTES_MAX} bytes, printable and on one line"
+        )
+    return Ticket(body.ticket_id, body.expires_unix_ms, body.uses, body.label, body.anchor)
+
+
+def seal_ticket(coordinator: Identity, run_id: bytes, ticket: Ticket) -> bytes:
+    """The serialised envelope that a link carries; always the same bytes for the same ticket."""
+    envelope = seal(coordinator, Kind.KIND_TICKET, run_id, ticket_body(ticket))
+    return envelope.SerializeToString(deterministic=True)
+
+
+def open_ticket(data: bytes, *, run_id: bytes, coordinator: bytes) -> Ticket:
+    """Verify and parse; raises `Refusal`."""
+    opened = open_envelope(data, kind=Kind.KIND_TICKET, run_id=run_id, bytes_max=TICKET_BYTES_MAX, signer=coordinator)
+    return ticket_from_body(parse(ticket_pb2.Ticket, opened.body))

@@ -1,8 +1,7 @@
 """A coordinator's facts about a run, made safe to show: a hostile coordinator, or one of a newer version, ends no command.
 
-An answer may have 23 MB. Each owner's signature takes 0.1 ms, so a reader takes as many rows as an honest coordinator sends,
-and leaves out rows whose keys are none. Refuses nothing: words and numbers that this version does not know are shown as
-`unknown`.
+An answer may have 23 MB, so a reader takes as many rows as an honest coordinator sends, and leaves out rows whose keys are
+none. Refuses nothing: words and numbers that this version does not know are shown as `unknown`.
 
 Why peers could not join is told by strangers, so nothing follows from it. ADR 21.
 """
@@ -12,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from protos.limits import PUBLIC_KEY_BYTES
-from protos.text import printable
+from protos.identity import peer_id
+from protos.limits import DEVICE_CHARACTERS_MAX, PUBLIC_KEY_BYTES
+from protos.owner import Owner
+from protos.run_config import RunConfig
+from protos.text import finite, printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import VERSION_CHARACTERS_MAX
 
@@ -65,6 +67,45 @@ def bounded(facts: pb.GetRunResponse) -> pb.GetRunResponse:
             if len(keyed[place].public_key) != PUBLIC_KEY_BYTES:
                 del keyed[place]
     return facts
+
+
+STANDING_CHARACTERS_MAX: Final = 32
+
+
+def run_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dict[str, Any]:
+    """What a run is and where it is, under the keys of docs/json.md."""
+    return {
+        "run": run_id.hex(),
+        "name": printable(config.name),
+        "phase": phase_word(facts),
+        "reason": printable(facts.reason),
+        "step": facts.head_step,
+        "steps": facts.total_steps,
+        "loss": facts.loss if facts.head_step else None,
+    }
+
+
+def peer_values(peer: pb.PeerStatus, owner: Owner) -> dict[str, Any]:
+    """A peer of a run under the keys of docs/json.md. Without checks (`trust`), score and rate are 0."""
+    return {
+        "id": peer_id(peer.public_key),
+        "phase": peer_phase_word(peer.phase),
+        "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
+        "version": printable(peer.software_version, VERSION_CHARACTERS_MAX),
+        "owner": owner.name,
+        "anchor": peer.anchor,
+        "paused": peer.paused,
+        "relayed": peer.relayed,
+        "standing": printable(peer.standing, STANDING_CHARACTERS_MAX),
+        "standing_reason": printable(peer.standing_reason),
+        "score": peer.score,
+        "check_rate": peer.check_permille / 1000,
+        "applied_step": peer.applied_step,
+        "state_digest": peer.state_digest.hex(),
+        "votes_accepted": peer.votes_accepted,
+        "samples_per_second": finite(peer.samples_per_second) or 0.0,
+        "loss": finite(peer.loss) if peer.votes_accepted else None,
+    }
 
 
 def unconfirmed_words(steps: int, *, anchored: bool) -> str:

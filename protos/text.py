@@ -30,9 +30,14 @@ def print_json(values: Any) -> None:
     print(as_line(values), flush=True)
 
 
+def finite(value: float) -> float | None:
+    """The value; None for NaN and infinities, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return finite(value)
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

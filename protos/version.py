@@ -70,12 +70,15 @@ def own_misfit(genesis: log_pb2.Genesis) -> str:
     return misfit(genesis, FORMAT_VERSION, software_version())
 
 
+JSON_VERSION: Final = 2
+"""Of docs/json.md: it grows when a key gets another name or meaning, not when one is added."""
 LIBRARIES: Final = ("torch", "transformers", "hivemind", "grpcio")
 
 
 def versions() -> dict[str, str]:
     """This program, the format of the wire and of runs that it speaks, and the libraries that decide whether it runs."""
-    found = {"swarmentum": software_version(), "format": str(FORMAT_VERSION), "Python": platform.python_version()}
+    found = {"swarmentum": software_version(), "format": str(FORMAT_VERSION), "json": str(JSON_VERSION)}
+    found["Python"] = platform.python_version()
     for name in LIBRARIES:
         try:
             found[name] = version(name)

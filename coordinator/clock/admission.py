@@ -14,8 +14,8 @@ from coordinator.clock.effects import Denial
 from coordinator.clock.events import JoinAsked
 from coordinator.clock.state import GUESTS_MAX, TICKETS_MAX, Issued, Peer, PeerPhase, Phase, Run, TicketState
 from protos.identity import peer_id, short
+from protos.invite import Ticket
 from protos.limits import FULL, READMITTED_MAX
-from protos.ticket import Ticket
 
 # Places of a run that one block of network addresses may take, as a part of all: a flood from one block leaves the rest.
 BLOCK_PLACES_PART = 1 / 8

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from coordinator.clock.records import EntryCommitted, SnapshotFact
 from protos.changes import Settings
 from protos.equivocation import Offence
+from protos.invite import Ticket
 from protos.log import Verdict
 from protos.owner import NOBODY, Owner
 from protos.slices import Aggregate
-from protos.ticket import Ticket
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from coordinator.clock.records import (
 )
 from coordinator.clock.state import Outcome, Phase, Run
 from coordinator.clock.value_copy import replace
-from protos.end import End
-from protos.orders import OperatorOrder, order_from_body, order_id
+from protos.orders import End, OperatorOrder, order_from_body, order_id
 
 GOES_ON = "the operator lets the run go on"
 FINISHED = "the run is finished: it opens no step any more"

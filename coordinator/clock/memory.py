@@ -54,11 +54,10 @@ from coordinator.clock.value_copy import replace
 from protos import accounts
 from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
-from protos.end import End
 from protos.evaluation import reopen_evaluation
 from protos.limits import POOL_RANGES_MAX
 from protos.log import Entry
-from protos.orders import SignedOrder, order_id
+from protos.orders import End, SignedOrder, order_id
 from protos.tick import Tick
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protos.changes import Settings
-from protos.end import End
 from protos.equivocation import Offence
+from protos.invite import Ticket
 from protos.log import Entry, Verdict
+from protos.orders import End
 from protos.owner import Owner
 from protos.tick import Tick
-from protos.ticket import Ticket
 
 
 @dataclass(frozen=True)

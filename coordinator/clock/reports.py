@@ -1,21 +1,32 @@
 """Reports of peers: payloads that they announce and hold, verdicts of their checks, proof against others.
 
-Refuses parts that do not belong to the open step, and all reports of an excluded or absent peer. `agreement.py` takes the
-parts about states and snapshots.
+Refuses parts that do not belong to the open step or its roster, and all reports of an excluded or absent peer.
+`agreement.py` takes the parts about states and snapshots.
 """
 
 from __future__ import annotations
 
-from coordinator.clock import aggregation, agreement, claims, evaluations, holder_counts, memory, transitions, trust
+from coordinator.clock import (
+    aggregation,
+    agreement,
+    electorate,
+    holder_counts,
+    memory,
+    rules,
+    transitions,
+    trust,
+)
 from coordinator.clock.doubts import Doubt
-from coordinator.clock.effects import Effect, NoticeKind, Refuse, SendAnnouncement, SendNotice
-from coordinator.clock.events import HeldPlaces, Reported
-from coordinator.clock.records import Equivocated, RunPaused
+from coordinator.clock.effects import Append, Effect, NoticeKind, Refuse, SendAnnouncement, SendNotice
+from coordinator.clock.events import Claim, HeldPlaces, Reported
+from coordinator.clock.records import Equivocated, Evaluated, RunPaused
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.equivocation import Offence
+from protos.evaluation import is_due, reopen_evaluation
 from protos.identity import short
-from protos.limits import EQUIVOCATIONS_MAX
+from protos.limits import EQUIVOCATIONS_MAX, EVALUATIONS_MAX
+from protos.log import Equivocation
 
 PAUSED = "paused by its owner"
 
@@ -42,7 +53,7 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
         run, more = agreement.found_bad(run, event.public_key, fact)
         effects += more
     for envelope in event.evaluations:
-        run, more = evaluations.reported(run, event.public_key, envelope)
+        run, more = _evaluated(run, event.public_key, envelope)
         effects += more
     for offence in event.offences:
         run, more = _accused(run, event.public_key, offence)
@@ -50,7 +61,7 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     if reason := run.standings.get(event.public_key, trust.Standing()).excluded:
         return run, [*effects, Refuse(event.public_key, reason)]  # by the peer's own report
     if event.claim is not None:
-        run, more = claims.claimed(run, event.public_key, event.claim, now_ms)
+        run, more = _claimed(run, event.public_key, event.claim, now_ms)
         effects += more
         if run.standings.get(event.public_key, trust.Standing()).excluded:
             return run, effects
@@ -206,3 +217,92 @@ def _by_name(current: OpenStep, event: Reported, *, anchor: bool) -> tuple[OpenS
         current = replace(current, named=named)
     current = holder_counts.named_by(current, event.public_key, frozenset(by_anchor))
     return holder_counts.hold(current, event.public_key, mask, anchor=anchor), effects
+
+
+def _evaluated(run: Run, public_key: bytes, envelope: bytes) -> Outcome:
+    """A peer evaluated a state; the door has verified the envelope, and that the peer itself signed it. ADR 53.
+
+    Only peers whose word on that state counts may report (`electorate.eligible`), once a state. No rule of the clock reads the
+    figures: they are journalled, in the next entry, and shown.
+    """
+    made = reopen_evaluation(envelope)
+    step = made.step
+    known = run.evaluations.get(step, {})
+    if public_key in known or len(known) >= EVALUATIONS_MAX:
+        return run, []
+    if not is_due(run.config, step, run.last_step) or not any(fact.step == step for fact in run.snapshots):
+        return run, [Refuse(public_key, f"evaluation of step {step}: this state is not to be evaluated, or not agreed")]
+    if made.sample and not run.config.evaluation.sample_tokens:
+        return run, [Refuse(public_key, f"evaluation of step {step}: this run asks for no text of its model")]
+    if public_key not in electorate.eligible(run, step):
+        return run, [
+            Refuse(public_key, f"evaluation of step {step}: your word on this state does not count in this run")
+        ]
+    return memory.written(run, Evaluated(step, public_key, envelope))
+
+
+# Nats a token: that of a model that knows nothing is the logarithm of its vocabulary, some 12.
+LOSS_MAX = 1e4
+
+
+def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
+    """An author's claim about its payload of the open step: limited to figures that the coordinator can check, or refused.
+
+    A claimed time can only make its author seem slower.
+    """
+    current, problem = run.step, _problem(run, public_key, claim)
+    if current is None or problem:
+        return run, [Refuse(public_key, problem)]
+    claim, before = _within(run, current, public_key, claim), current.claims.get(public_key)
+    if before is not None and before.payload_sha256 != claim.payload_sha256:
+        payloads, said = (before.payload_sha256, claim.payload_sha256), Equivocation(before.envelope, claim.envelope)
+        record = Equivocated(Offence(public_key, claim.step, payloads, said))
+        return memory.remember(run, record, 0), [Append(record), Refuse(public_key, record.offence.reason)]
+    step = replace(current, claims={**current.claims, public_key: claim})
+    run = replace(run, step=holder_counts.claimed(step, public_key, claim.payload_sha256))
+    peer = run.peers[public_key]
+    speed = peer.samples_per_second
+    if before is None:
+        speed = rules.measured_speed(speed, claim, now_ms - current.opened_ms)
+    return transitions.with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), _contradict(
+        current, public_key, claim
+    )
+
+
+def _problem(run: Run, public_key: bytes, claim: Claim) -> str:
+    """The reason to refuse a claim; empty if there is none."""
+    current = run.step
+    if current is None or claim.step != current.tick.step:
+        is_open = "none is open" if current is None else f"step {current.tick.step} is open"
+        return f"payload of step {claim.step}: {is_open}"
+    if claim.parent_hash != current.tick.parent_hash:
+        return f"payload of step {claim.step} was computed on another log than this coordinator's"
+    if public_key not in current.tick.places:
+        return f"you are not in the roster of step {claim.step}; the next tick may include you"
+    samples = sum(len(part) for part in current.tick.pool)
+    if claim.samples > samples:
+        return f"{claim.samples} samples claimed; step {claim.step} has {samples}"
+    return ""
+
+
+def _within(run: Run, current: OpenStep, public_key: bytes, claim: Claim) -> Claim:
+    """The claim with its figures limited to the author's own share and to a possible loss.
+
+    With overlap, or when a step was opened again, an honest author's samples are those of another share: nothing is refused.
+    """
+    share = current.tick.roster[current.tick.places[public_key]].samples
+    samples = min(claim.samples, share)
+    tokens = min(claim.tokens, samples * run.config.data.context)
+    return replace(claim, samples=samples, tokens=tokens, loss=min(max(claim.loss, -LOSS_MAX), LOSS_MAX))
+
+
+def _contradict(current: OpenStep, author: bytes, claim: Claim) -> list[Effect]:
+    """A peer that holds another payload of this author received another announcement. Such a peer gets this one too, and
+    then has both."""
+    heard = (mask for name, mask in current.named.items() if name[0] == author and name[1] != claim.payload_sha256)
+    own = current.bit(author)
+    for mask in heard:
+        if others := mask & current.here & ~own:
+            witness = current.tick.roster[(others & -others).bit_length() - 1].public_key
+            return [SendAnnouncement(claim.envelope, to=witness)]
+    return []

@@ -17,15 +17,15 @@ from coordinator.clock.trust import Standing, StepChecks
 from coordinator.clock.typical import RecentChecks
 from protos.assignment import Range
 from protos.changes import SNAPSHOT_EVERY, Settings, merged
-from protos.end import End
 from protos.identity import public_key_of
+from protos.invite import Ticket
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
 from protos.log import Contribution
+from protos.orders import End
 from protos.owner import NOBODY, Owner
 from protos.run_config import RunConfig
 from protos.slices import Aggregate
 from protos.tick import Tick
-from protos.ticket import Ticket
 
 DURATIONS_KEPT = 32
 DIGEST_STEPS_KEPT = 64

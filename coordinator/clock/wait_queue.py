@@ -15,8 +15,8 @@ from coordinator.clock.admission import block_places, needs_ticket
 from coordinator.clock.state import PeerPhase, Run
 from coordinator.clock.value_copy import replace
 from protos.amounts import duration
+from protos.invite import Ticket
 from protos.limits import FULL
-from protos.ticket import Ticket
 
 SILENT_MS_MAX = 5 * 60_000
 """A peer asks every 20 s. A restart of the peer, or of the coordinator, takes less than this."""

@@ -23,7 +23,7 @@ import typer
 from pydantic import ValidationError
 
 from coordinator.commands.operator import Operator, call, facts_of
-from coordinator.commands.options import Home, Json, settings
+from coordinator.commands.options import Home, Json, operator_at
 from protos import toml_file
 from protos.admission_config import OperatorsConfig
 from protos.changes import in_force
@@ -273,10 +273,9 @@ def fork(
     rate begin anew; so does the momentum of the peers.
     """
     from coordinator.commands.created import link_for_anchors, print_created, show_created
-    from coordinator.commands.operator import Operator
 
     wanted = changes_of(changes or [])
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = parent(operator, run)
     start = found.state_at(STEP_MAX if from_step is None else from_step)
     named = {"name": name} if name else {"name": _name(found.config.name, start.step)} | wanted

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
+from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, operator_at
 from protos.errors import OperatorError
 from protos.identity import peer_id, short
 from protos.limits import TICKET_MS_MAX, TICKET_USES_MAX
@@ -50,9 +50,7 @@ def create(
 ) -> None:
     """Make an invite, and print its link. A peer that joined with it once may come back until the run ends."""
     length = milliseconds(expires)
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     genesis = operator.find(run).genesis
     ticket = operator.create_ticket(genesis, length, uses, label)
     link = operator.invite(genesis, ticket).link()
@@ -69,9 +67,7 @@ def create(
 @app.command("list", epilog=EXIT_CODES)
 def list_invites(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """List a run's invites: the state of each, and the peers that joined with it. With --json also the links."""
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     genesis = operator.find(run).genesis
     found = operator.tickets(genesis)
     if as_json:
@@ -101,9 +97,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Let an invite admit nobody else. Peers that joined with it stay, unless --and-its-peers is given."""
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     genesis = operator.find(run).genesis
     found = operator.find_ticket(genesis, ticket)
     operator.revoke_ticket(genesis, found.ticket, with_peers=and_its_peers)
@@ -156,9 +150,7 @@ def create_anchor_link(
 
     From the first anchor on, state digests and snapshots of the run count only from anchors. `invite revoke` revokes the link.
     """
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     genesis = operator.find(run).genesis
     link = operator.anchor_link(genesis, uses)
     if as_json:

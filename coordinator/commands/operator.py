@@ -23,7 +23,7 @@ from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.grpc_errors import error_of
 from protos.identity import Identity
-from protos.invite import Invite
+from protos.invite import Invite, seal_ticket, ticket_from_body
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
 from protos.pinned import fetch_certificate, pinned_channel, way_of
@@ -31,7 +31,6 @@ from protos.public_runs import list_text, sealed_run
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body
 from protos.text import as_line
-from protos.ticket import seal_ticket, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2, ticket_pb2

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coordinator.config import CoordinatorSettings
 from protos.toml_file import read_layers
+
+if TYPE_CHECKING:
+    from coordinator.commands.operator import Operator
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 unreachable, 4 refused by the coordinator, "
@@ -39,6 +42,13 @@ def option(key: str, *names: str, note: str = "") -> Any:
     default = f"default: {field.default}" if isinstance(field.default, str) else ""
     notes = "; ".join(word for word in (note, default) if word)
     return typer.Option(*names, help=str(field.description).rstrip(".") + (f" ({notes})." if notes else "."))
+
+
+def operator_at(home: Path | None) -> Operator:
+    """Who asks the coordinator of this home. gRPC is imported here: `--help` does without it."""
+    from coordinator.commands.operator import Operator
+
+    return Operator(settings(home=home).home)
 
 
 def settings(**flags: Any) -> CoordinatorSettings:

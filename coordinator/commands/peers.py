@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, settings
+from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, operator_at
 from coordinator.commands.signing import show_order
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of
-from protos.limits import DEVICE_CHARACTERS_MAX
-from protos.run_facts import peer_phase_word
+from protos.owner import NOBODY, shown_owner
+from protos.run_facts import peer_values
 from protos.text import print_json, printable
 from protos.v1 import coordinator_pb2 as pb
 
@@ -30,23 +30,21 @@ app = typer.Typer(help="List a run's peers, exclude one, admit it again.", no_ar
 @app.command("list", epilog=EXIT_CODES)
 def list_peers(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """List a run's peers, those that are away and those that are excluded too, with the reason."""
-    from coordinator.commands.operator import Operator
-
-    rows = rows_of(Operator(settings(home=home).home).find(run))
+    rows = rows_of(operator_at(home).find(run))
     if as_json:
         for row in rows:
             print_json(row)
         return
     table = Table(Column("peer", no_wrap=True), "phase", "standing", "step", "votes", "device", "why", title="Peers")
     for row in rows:
-        figures = str(row["step"]), str(row["votes_accepted"])
+        figures = str(row["applied_step"]), str(row["votes_accepted"])
         table.add_row(
-            row["peer"][-PEER_SHOWN:],
+            row["id"][-PEER_SHOWN:],
             row["phase"],
             Text(row["standing"]),
             *figures,
             Text(row["device"]),
-            Text(row["reason"]),
+            Text(row["standing_reason"]),
         )
     Console().print(table if rows else "No peer has come yet.")
 
@@ -65,20 +63,19 @@ def exclude(
     By its whole peer id also one that never came. In a run with operators' keys this is an order, which others of them have to
     sign, too: `order sign`.
     """
-    from coordinator.commands.operator import Operator
     from coordinator.commands.signing import operators
 
     if (ordering := operators(run, home, key)) is not None:
         excludes = peer_named(ordering.facts, peer)
         show_order(ordering.give(excludes=excludes, reason=reason), as_json=as_json)
         return
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = operator.find(run)
     public_key = peer_named(found, peer)
     operator.exclude_peer(found.genesis, public_key, reason)
     known = public_key in _known(found)
     if as_json:
-        print_json({"peer": peer_id(public_key), "excluded": True, "reason": reason, "known": known})
+        print_json({"id": peer_id(public_key), "excluded": True, "reason": reason, "known": known})
         return
     told = "and told why" if known else "though this run has not seen it yet; it is told why if it comes"
     text = f"Peer [bold]{peer_id(public_key)}[/] is excluded, {told}; the next entry of the log says so."
@@ -88,14 +85,12 @@ def exclude(
 @app.command(epilog=EXIT_CODES)
 def readmit(run: RunName, peer: PeerName, home: Home = None, as_json: Json = False) -> None:
     """Let an excluded peer join again, unless it was excluded for two payloads for one step."""
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = operator.find(run)
     public_key = peer_named(found, peer)
     operator.readmit_peer(found.genesis, public_key)
     if as_json:
-        print_json({"peer": peer_id(public_key), "excluded": False})
+        print_json({"id": peer_id(public_key), "excluded": False})
         return
     text = f"Peer [bold]{peer_id(public_key)}[/] may join again."
     Console(soft_wrap=True).print(text, highlight=False)
@@ -128,20 +123,13 @@ def _known(run: pb.GetRunResponse) -> set[bytes]:
 def rows_of(run: pb.GetRunResponse) -> list[dict[str, Any]]:
     """Peers as the run knows them, then those that it only knows to be excluded."""
     excluded = {it.public_key: it for it in run.exclusions}
-    rows = [
-        {
-            "peer": peer_id(peer.public_key),
-            "phase": peer_phase_word(peer.phase),
-            "standing": printable(peer.standing),
-            "reason": printable(peer.standing_reason),
-            "by_operator": peer.public_key in excluded and excluded.pop(peer.public_key).by_operator,
-            "step": peer.applied_step,
-            "votes_accepted": peer.votes_accepted,
-            "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
-        }
-        for peer in run.peers
-    ]
+    rows = []
+    for peer in run.peers:
+        by_operator = peer.public_key in excluded and excluded.pop(peer.public_key).by_operator
+        rows.append({**peer_values(peer, shown_owner(peer.owner)), "by_operator": by_operator})
     for key, it in excluded.items():
-        row = {"peer": peer_id(key), "phase": "absent", "standing": "excluded", "reason": printable(it.reason)}
-        rows.append({**row, "by_operator": it.by_operator, "step": 0, "votes_accepted": 0, "device": ""})
+        row = peer_values(
+            pb.PeerStatus(public_key=key, phase=pb.PeerPhase.PEER_PHASE_ABSENT, standing="excluded"), NOBODY
+        )
+        rows.append({**row, "standing_reason": printable(it.reason), "by_operator": it.by_operator})
     return rows

@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, settings
+from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, operator_at
 from coordinator.commands.signing import show_order
 from protos.changes import CHANGEABLE, changed_values, in_force, settings_of
 from protos.errors import OperatorError, Refusal
 from protos.identity import short
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
-from protos.run_facts import failure_values, failure_words, phase_word
+from protos.run_facts import failure_values, failure_words, run_values
 from protos.start import RUN_DIGITS_SHOWN, fork_values, fork_words
 from protos.text import print_json, printable
 from protos.v1 import coordinator_pb2 as pb
@@ -31,9 +31,7 @@ def pause(run: RunName, reason: Reason = "", home: Home = None, as_json: Json = 
 
     An open step is decided first. The pause outlives a restart of the coordinator.
     """
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = operator.find(run)
     operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_PAUSE, reason)
     if as_json:
@@ -44,9 +42,7 @@ def pause(run: RunName, reason: Reason = "", home: Home = None, as_json: Json = 
 
 def resume(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """Open the steps of a paused run again."""
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = operator.find(run)
     operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_RESUME)
     if as_json:
@@ -61,13 +57,12 @@ def finish(run: RunName, reason: Reason = "", key: Key = None, home: Home = None
     The coordinator signs the end, and no entry after it. A step that is open is given up. `run fork` can go on from there.
     In a run with operators' keys this is an order, which others of them have to sign, too: `order sign`.
     """
-    from coordinator.commands.operator import Operator
     from coordinator.commands.signing import operators
 
     if (ordering := operators(run, home, key)) is not None:
         show_order(ordering.give(finishes=True, reason=reason), as_json=as_json)
         return
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     genesis = operator.find(run).genesis
     operator.steer(genesis, pb.RunChange.RUN_CHANGE_FINISH, reason)
     found = operator.find(run_id_of(genesis).hex())
@@ -87,9 +82,7 @@ def decay(
 
     To go on training afterwards, fork the run from a snapshot before the decay.
     """
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     genesis = operator.find(run).genesis
     operator.steer(genesis, pb.RunChange.RUN_CHANGE_DECAY, steps=steps)
     found = operator.find(run_id_of(genesis).hex())
@@ -115,7 +108,6 @@ def change(
     `run fork`. In a run with operators' keys this is an order, which others of them have to sign, too: `order sign`.
     """
     from coordinator.commands.forks import changes_of, flat
-    from coordinator.commands.operator import Operator
     from coordinator.commands.signing import operators
 
     try:
@@ -125,7 +117,7 @@ def change(
     if (ordering := operators(run, home, key)) is not None:
         show_order(ordering.give(settings=wanted), as_json=as_json)
         return
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     genesis = operator.find(run).genesis
     operator.change(genesis, wanted)
     found = operator.find(run_id_of(genesis).hex())
@@ -146,9 +138,7 @@ def archive(
     as_json: Json = False,
 ) -> None:
     """Serve and list a finished run no more. Its journal stays, and `run list --all` shows it."""
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = operator.find(run)
     changes = pb.RunChange.RUN_CHANGE_ARCHIVE, pb.RunChange.RUN_CHANGE_UNARCHIVE
     operator.steer(found.genesis, changes[undo])
@@ -165,9 +155,7 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete a finished run from the journal, for ever. What peers have of it stays with them."""
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = operator.find(run)
     if as_json and not yes:
         raise OperatorError("run delete --json asks nothing: give --yes, too")
@@ -201,9 +189,7 @@ snapshot_app = typer.Typer(help="List a run's agreed snapshots, withdraw wrong o
 @snapshot_app.command("list", epilog=EXIT_CODES)
 def list_snapshots(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """List the agreed snapshots that joiners are offered, newest first, and what was withdrawn."""
-    from coordinator.commands.operator import Operator
-
-    found = Operator(settings(home=home).home).find(run)
+    found = operator_at(home).find(run)
     rows = [_row(ref) for ref in ([found.snapshot] if found.HasField("snapshot") else []) + list(found.earlier)]
     gone = [(withdrawn.from_step, withdrawn.to_step) for withdrawn in found.withdrawn]
     if as_json:
@@ -230,9 +216,7 @@ def withdraw(
     Joiners start from the snapshot before. A peer that stopped because its own state differed can
     continue: start it again.
     """
-    from coordinator.commands.operator import Operator
-
-    operator = Operator(settings(home=home).home)
+    operator = operator_at(home)
     found = operator.find(run)
     operator.withdraw_snapshot(found.genesis, step)
     if as_json:
@@ -249,9 +233,7 @@ def _row(ref: pb.SnapshotRef) -> dict[str, Any]:
 
 def show(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """Show one run: its state, and each setting that `run change` may change, with the step since which its value counts."""
-    from coordinator.commands.operator import Operator
-
-    values = shown(Operator(settings(home=home).home).find(run))
+    values = shown(operator_at(home).find(run))
     if as_json:
         print_json(values)
         return
@@ -264,13 +246,7 @@ def shown(facts: pb.GetRunResponse) -> dict[str, Any]:
     config = config_from_json(facts.genesis.config_json)
     now, since = in_force(config, facts.changed), {it["key"]: it["from_step"] for it in changed_values(facts.changed)}
     return {
-        "run": run_id_of(facts.genesis).hex(),
-        "name": printable(config.name),
-        "phase": phase_word(facts),
-        "reason": printable(facts.reason),
-        "step": facts.head_step,
-        "steps": facts.total_steps,
-        "loss": facts.loss if facts.head_step else None,
+        **run_values(facts, config, run_id_of(facts.genesis)),
         "fork": fork_values(facts.genesis),
         "failures": failure_values(facts.failures),
         "settings": [
@@ -283,14 +259,8 @@ def line_of(run: pb.GetRunResponse) -> dict[str, Any]:
     """A run in a list of runs, as JSON values."""
     here = [p for p in run.peers if p.phase != pb.PeerPhase.PEER_PHASE_ABSENT]
     return {
-        "run": run_id_of(run.genesis).hex(),
-        "name": printable(config_from_json(run.genesis.config_json).name),
-        "phase": phase_word(run),
-        "step": run.head_step,
-        "steps": run.total_steps,
-        "loss": run.loss,
+        **run_values(run, config_from_json(run.genesis.config_json), run_id_of(run.genesis)),
         "peers": [short(peer.public_key) for peer in here],
-        "reason": printable(run.reason),
         "fork": fork_values(run.genesis),
     }
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from coordinator.commands import operator as operator_module
 from coordinator.commands.operator import call, facts_of
-from coordinator.commands.options import EXIT_CODES, Home, Json, Key, settings
+from coordinator.commands.options import EXIT_CODES, Home, Json, Key, operator_at
 from protos.changes import Settings
 from protos.envelope import NO_RUN, Kind, seal, seal_bytes
 from protos.errors import OperatorError, RefusedError
@@ -145,7 +145,7 @@ def operators(run: str, home: Path | None, key: Path | None) -> Operators | None
         if operators_of(facts.genesis).keys:
             return Operators(invite, facts, key_in(key))
     else:
-        operator = operator_module.Operator(settings(home=home).home)
+        operator = operator_at(home)
         facts = operator.find(run)
         if operators_of(facts.genesis).keys:
             return at_home(operator, facts, operator.identity if key is None else key_in(key))

@@ -18,11 +18,11 @@ from protos.errors import Reason, Refusal
 from protos.evaluation import evaluations_from, open_evaluation
 from protos.holdings import mask_from_bytes
 from protos.identity import peer_id
+from protos.invite import Ticket, open_ticket
 from protos.log import entry_body, equivocation_from_body, open_entry, verdict_from_body
 from protos.owner import owner_from_body
 from protos.slices import open_aggregate
 from protos.text import printable
-from protos.ticket import Ticket, open_ticket
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, update_pb2
 from protos.version import VERSION_CHARACTERS_MAX
@@ -74,7 +74,7 @@ def joined(
         network,
         body.anchor,
         printable(body.software_version, VERSION_CHARACTERS_MAX),
-        owner_from_body(body.owner, opened.public_key),
+        owner_from_body(body.owner),
     )
 
 
@@ -124,7 +124,7 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
         offences=tuple(prove(equivocation_from_body(pair), opened.run_id) for pair in body.equivocations),
         abstained=_abstained(body.abstained) if body.HasField("abstained") else None,
         paused=body.paused if body.HasField("paused") else None,
-        owner=owner_from_body(body.owner, opened.public_key) if body.HasField("owner") else None,
+        owner=owner_from_body(body.owner) if body.HasField("owner") else None,
         evaluations=_evaluations(opened, body.evaluations),
         summed=_summed(body.summed) if body.HasField("summed") else None,
         false_sums=tuple((said.step, said.range) for said in body.false_sums),

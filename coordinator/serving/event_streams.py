@@ -15,10 +15,10 @@ from coordinator.clock.records import SnapshotFact
 from coordinator.clock.state import PeerPhase, Run
 from protos import limits
 from protos.changes import settings_body
-from protos.end import seal_end
 from protos.errors import SwarmentumError
 from protos.identity import Identity
 from protos.log import contributions_body
+from protos.orders import seal_end
 from protos.packing import BYTES_MIN, pack
 from protos.tick import seal_tick
 from protos.v1 import coordinator_pb2 as pb

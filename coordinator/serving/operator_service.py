@@ -32,11 +32,11 @@ from protos import limits
 from protos.changes import settings_from_body
 from protos.envelope import Kind, check, parse
 from protos.errors import Reason, Refusal
+from protos.invite import ticket_body, ticket_from_body
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.orders import order_from_body, order_id, signed_order_body
 from protos.run_config import config_from_json
 from protos.start import StartingState, start_body, start_from_body
-from protos.ticket import ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2, ticket_pb2

@@ -38,11 +38,11 @@ from coordinator.clock.records import (
     Withdrawn,
 )
 from protos.changes import settings_body, settings_from_body
-from protos.end import open_end, seal_end
 from protos.envelope import parse
 from protos.equivocation import prove
 from protos.evaluation import open_evaluation
 from protos.identity import Identity
+from protos.invite import ticket_body, ticket_from_body
 from protos.limits import PUBLIC_KEY_BYTES, TICKET_ID_BYTES
 from protos.log import (
     SignedEntry,
@@ -54,10 +54,9 @@ from protos.log import (
     verdict_body,
     verdict_from_body,
 )
-from protos.orders import signed_order_from_body
+from protos.orders import open_end, seal_end, signed_order_from_body
 from protos.owner import Owner, owner_body
 from protos.tick import tick_body, tick_from_body
-from protos.ticket import ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2, envelope_pb2, log_pb2, ticket_pb2
 
 ENTRY = "entry"
@@ -274,7 +273,7 @@ def _write_owner(_: Context, record: OwnerNamed) -> bytes:
 
 def _read_owner(_: Context, step: int, body: bytes) -> OwnerNamed:
     said = parse(coordinator_pb2.Owner, body[PUBLIC_KEY_BYTES:])
-    return OwnerNamed(step, body[:PUBLIC_KEY_BYTES], Owner(said.name, said.public_key, said.signature))
+    return OwnerNamed(step, body[:PUBLIC_KEY_BYTES], Owner(said.name))
 
 
 def _write_changed(_: Context, record: SettingsChanged) -> bytes:

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from node.archive import files
-from node.link.client import CoordinatorClient
-from protos.accounts import Account, Accounts, Excluded
+from node.link.run_reader import RunReader, chain_before, extended
+from protos.accounts import Account, Accounts, Excluded, account_values, owner_values
 from protos.amounts import amount
 from protos.disk import writing
 from protos.envelope import parse
@@ -36,10 +36,10 @@ from protos.invite import Invite, is_link
 from protos.limits import CONFIG_JSON_BYTES_MAX
 from protos.log import Chain, SignedEntry, run_id_of
 from protos.orders import operators_of
-from protos.owner import NOBODY, Owner, groups, owners_of
+from protos.owner import NOBODY, Owner, owners_of
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
-from protos.v1 import envelope_pb2, log_pb2
+from protos.v1 import log_pb2
 
 WIDTH = 130  # of the table without a terminal
 
@@ -60,12 +60,6 @@ class Ledger:
     def values(self) -> dict[str, Any]:
         """The ledger as JSON values."""
         owners = {peer_id(key): owner for key, owner in self.owners.items()}
-        lines = [
-            asdict(account)
-            | {"uptime": round(account.uptime, 4)}
-            | {"owner": (owner := owners.get(account.id, NOBODY)).name, "owner_standing": owner.standing}
-            for account in self.accounts
-        ]
         return {
             "run": self.run_id.hex(),
             "from_step": self.from_step,
@@ -73,28 +67,10 @@ class Ledger:
             "head": self.head.hex(),
             "votes_accepted": sum(account.votes_accepted for account in self.accounts),
             "tokens": sum(account.tokens for account in self.accounts),
-            "identities": lines,
-            "owners": self.by_owner(),
+            "identities": [account_values(it, owners.get(it.id, NOBODY)) for it in self.accounts],
+            "owners": owner_values(self.owners, self.accounts),
             "exclusions": [asdict(excluded) for excluded in self.exclusions],
         }
-
-    def by_owner(self) -> list[dict[str, Any]]:
-        """The sums of each owner's identities, the most votes first."""
-        accounts, nothing = {account.id: account for account in self.accounts}, Account("")
-        return [
-            {
-                "name": group.owner.name,
-                "standing": group.owner.standing,
-                "key": group.key_id,
-                "identities": len(lines),
-                "votes_accepted": sum(line.votes_accepted for line in lines),
-                "samples": sum(line.samples for line in lines),
-                "tokens": sum(line.tokens for line in lines),
-                "payload_bytes": sum(line.payload_bytes for line in lines),
-            }
-            for group in groups(self.owners, lambda key: accounts.get(peer_id(key), nothing).votes_accepted)
-            if (lines := [accounts[name] for key in group.peers if (name := peer_id(key)) in accounts])
-        ]
 
 
 def ledger(run_id: bytes, entries: Iterable[SignedEntry], owners: Mapping[bytes, Owner] | None = None) -> Ledger:
@@ -139,20 +115,10 @@ async def read(invite: Invite) -> tuple[list[SignedEntry], dict[bytes, Owner]]:
 
 
 async def read_log(invite: Invite) -> tuple[pb.GetRunResponse, list[SignedEntry]]:
-    """The facts of a run, and its log page by page. Every entry is verified against the invite's key.
-
-    Raises NetworkError or RefusedError.
-    """
-    client = CoordinatorClient(invite, None)
-    envelopes: list[bytes] = []
-    try:
-        await client.connect()
-        facts, _ = await client.get_run()
-        while page := (await client.entries(len(envelopes) + 1))[0]:
-            envelopes += page
-    finally:
-        await client.close()
-    return facts, list(verified(facts.genesis, envelopes))
+    """The facts of a run, and its verified log. Raises NetworkError, RefusedError, DoesNotHoldError."""
+    async with RunReader(invite) as run:
+        facts, _ = await run.facts()
+        return facts, [signed async for signed in run.entries()]
 
 
 def show(found: Ledger) -> None:
@@ -174,10 +140,9 @@ def show(found: Ledger) -> None:
         f"Run {found.run_id.hex()[:16]}, steps {found.from_step} to {found.to_step} of its log:", highlight=False
     )
     console.print(table)
-    for owner in found.by_owner():
-        who = f"{owner['name']} ({owner['standing']}{' by ' + owner['key'][-8:] if owner['key'] else ''})"
+    for owner in owner_values(found.owners, found.accounts):
         line = f"{owner['votes_accepted']} votes, {owner['tokens']:,} tokens, identities: {owner['identities']}"
-        console.print(f"{who}: {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{owner['name']}: {line}", highlight=False, markup=False, soft_wrap=True)
     for excluded in found.exclusions:
         for text in _lines(excluded):
             console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
@@ -221,15 +186,8 @@ def verified(genesis: log_pb2.Genesis, envelopes: Iterable[bytes]) -> Iterator[S
     chain: Chain | None = None
     run_id, coordinator = run_id_of(genesis), genesis.coordinator_public_key
     for envelope in envelopes:
-        try:
-            if chain is None:
-                body = parse(log_pb2.LogEntry, parse(envelope_pb2.SignedEnvelope, envelope).body)
-                head = run_id if body.step <= 1 else body.parent_hash
-                chain = Chain(run_id, coordinator, max(body.step - 1, 0), head, operators_of(genesis))
-            yield chain.extend(envelope)
-        except Refusal as refusal:
-            where = "first" if chain is None else str(chain.step + 1)
-            raise OperatorError(f"the log does not hold at entry {where}: {refusal}") from refusal
+        chain = chain or chain_before(run_id, coordinator, operators_of(genesis), envelope)
+        yield extended(chain, envelope)
 
 
 GENESIS_BYTES_MAX = CONFIG_JSON_BYTES_MAX + (1 << 16)
@@ -246,28 +204,22 @@ def export_log(invite: Invite, path: Path, told: Callable[[int, int], None] = la
 
 
 async def _export(invite: Invite, path: Path, told: Callable[[int, int], None]) -> int:
-    client, fresh = CoordinatorClient(invite, None), path.with_name(f".{path.name}.new-{os.getpid()}")
+    step, fresh = 0, path.with_name(f".{path.name}.new-{os.getpid()}")
     try:
-        await client.connect()
-        facts, config = await client.get_run()  # its genesis is the run's: the client checked the hash
-        chain = Chain(invite.run_id, invite.coordinator_public_key, operators=config.operators)
         with writing(path), fresh.open("wb") as file:
-            files.append(file, facts.genesis.SerializeToString(deterministic=True))
-            while page := (await client.entries(chain.step + 1))[0]:
-                for envelope in page:
-                    try:
-                        chain.extend(envelope)
-                    except Refusal as refusal:
-                        raise OperatorError(f"entry {chain.step + 1} of the log does not hold: {refusal}") from refusal
-                    files.append(file, envelope)
-                told(chain.step, max(facts.head_step, chain.step))
+            async with RunReader(invite) as run:
+                facts, _ = await run.facts()  # its genesis is the run's: the client checked the hash
+                files.append(file, facts.genesis.SerializeToString(deterministic=True))
+                async for signed in run.entries():
+                    files.append(file, signed.envelope)
+                    step = signed.entry.step
+                    told(step, max(facts.head_step, step))
             file.flush()
             os.fsync(file.fileno())
             fresh.rename(path)
-        return chain.step
+        return step
     finally:
         fresh.unlink(missing_ok=True)
-        await client.close()
 
 
 def log_entries(path: Path) -> tuple[bytes, Iterator[SignedEntry]]:

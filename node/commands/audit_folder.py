@@ -74,7 +74,8 @@ def _fill(fresh: Path, run: str, private: bool) -> tuple[dict[str, Any], list[di
     """Write everything but README and sums. Without a link: what follows from the log file. `private`: see `Mirrors`."""
     from node.archive import audit
     from node.archive.ledger import export_log
-    from node.commands.status import as_values, fetch
+    from node.commands.status import as_values
+    from node.link.run_reader import read_facts
 
     log = fresh / audit.LOG
     if not is_link(run):
@@ -86,7 +87,7 @@ def _fill(fresh: Path, run: str, private: bool) -> tuple[dict[str, Any], list[di
     invite = Invite.parse(run)
     export_log(invite, log)
     facts = audit.write_from_log(log, fresh / audit.FROM_LOG)
-    found, config = asyncio.run(fetch(invite))
+    found, config = asyncio.run(read_facts(invite))
     told = fresh / audit.FROM_COORDINATOR
     told.mkdir()
     write_bytes(told / "status.json", (as_line(as_values(found, config, invite.run_id)) + "\n").encode())

@@ -151,7 +151,7 @@ def _show(told: dict[str, Any]) -> None:
     from protos.text import printable
 
     loss = "no loss yet" if told["loss"] is None else f"loss {told['loss']:.4g}"
-    print(f"run      {words.cut(told['run'], 64)}: {words.progress(told)}, {loss}")
+    print(f"run      {words.cut(told.get('name', told['run']), 64)}: {words.progress(told)}, {loss}")
     print(f"state    {words.state(told)[0]}")
     print(f"time     {words.clock(told)}")
     print(f"given    {words.given(told)}")

@@ -144,7 +144,7 @@ def _export(to: _Target, settings: PeerSettings) -> int:
     summary = outcome.summary
     add_credits(to.link, folder, summary.step)
     if not to.as_json:
-        print(f"{summary.checkpoint}: step {summary.step}, state digest {summary.digest[:16]}", flush=True)
+        print(f"{summary.checkpoint}: step {summary.step}, state digest {summary.state_digest[:16]}", flush=True)
     url = None if to.repo_id is None else hugging_face.push(folder, to.repo_id, public=to.public)
     if to.as_json:
         print_json({**asdict(summary), "hub": url})

@@ -27,7 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from node.commands.processes import ANCHOR, OFFLINE, LocalProcesses, Processes
-from node.commands.status import as_values, fetch
+from node.commands.status import as_values
+from node.link.run_reader import read_facts
 from node.pictures import PeerTotals, allreduce_bytes, loss_chart, loss_png, peers_table, render
 from protos.amounts import amount
 from protos.cores import usable_cores
@@ -195,7 +196,7 @@ def _show_until_done(
 
 def _look(invite: Invite) -> dict[str, Any] | None:
     try:
-        return as_values(*asyncio.run(fetch(invite)), invite.run_id)
+        return as_values(*asyncio.run(read_facts(invite)), invite.run_id)
     except NetworkError:
         return None
 
@@ -213,9 +214,9 @@ def _view(values: dict[str, Any]) -> Table:
         "peer", "phase", "step", "state digest", "votes", "samples/s", "loss", title=Text(_line(values)), expand=True
     )
     for peer in values["peers"]:
-        speed, loss = f"{peer['samples_per_second']:.1f}", f"{peer['loss']:.3f}"
-        votes, digest = str(peer["votes_accepted"]), peer["digest"][:16]
-        table.add_row(peer["id"][-8:], peer["phase"], str(peer["step"]), digest, votes, speed, loss)
+        speed, loss = f"{peer['samples_per_second']:.1f}", "-" if peer["loss"] is None else f"{peer['loss']:.3f}"
+        votes, digest = str(peer["votes_accepted"]), peer["state_digest"][:16]
+        table.add_row(peer["id"][-8:], peer["phase"], str(peer["applied_step"]), digest, votes, speed, loss)
     return table
 
 
@@ -265,7 +266,7 @@ def _report(
     points = [(line["step"], math.nan if line["loss"] is None else line["loss"]) for line in all_steps[0]]
     card = json.loads((options.output / "model" / "swarmentum.json").read_text())
     different = first_difference(all_steps)
-    digests = {summary["digest"] for summary in summaries}
+    digests = {summary["state_digest"] for summary in summaries}
     equal = different is None and len(digests) == 1
     first, last = points[0][1], points[-1][1]
     result = {
@@ -297,7 +298,7 @@ def _peer_result(summary: dict[str, Any]) -> dict[str, Any]:
         "id",
         "device",
         "steps_applied",
-        "digest",
+        "state_digest",
         "votes_accepted",
         "payload_bytes_sent",
         "payload_bytes_received",
@@ -324,7 +325,7 @@ def _show(
     console.print(f"\nA sample of what the model writes after {result['steps']} steps:", style="bold")
     console.print(_sample(Path(result["checkpoint"]), options.seed), highlight=False, markup=False)
     equal = "equal on every peer after every step" if result["digests_equal_at_every_step"] else "DIFFERENT"
-    console.print(f"\nState digest {summaries[0]['digest'][:16]}: {equal}.", highlight=False)
+    console.print(f"\nState digest {summaries[0]['state_digest'][:16]}: {equal}.", highlight=False)
     console.print(
         f"Loss {result['loss_first']:.3f} to {result['loss_last']:.3f} in {result['seconds']} s.", highlight=False
     )

@@ -138,7 +138,7 @@ def as_values(found: list[Line], run: Found | None) -> dict[str, Any]:
     told = None if run is None else run_lines.predicted(run)
     return {
         "verdict": lines.worst(found).value,
-        "run": None if run is None else run.name,
+        "name": None if run is None else run.name,
         "lines": [line.values() for line in found],
         "prediction": None if told is None else asdict(told),
     }

@@ -158,7 +158,7 @@ def _take_part(
         print(summary.json(), flush=True)
     else:
         kept = f"; model: {summary.checkpoint}" if summary.checkpoint else ""
-        print(f"step {summary.step}, state digest {summary.digest[:16]}{kept}", flush=True)
+        print(f"step {summary.step}, state digest {summary.state_digest[:16]}{kept}", flush=True)
         print(options.fitted(words.farewell(asdict(summary), anchor=anchor)), flush=True)
     if outcome.exit_code == EXIT_INTERRUPTED:
         leave()  # everything is saved and closed; the interpreter's own shutdown would take over a second

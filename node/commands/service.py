@@ -81,7 +81,7 @@ def status(as_json: Json = False) -> None:
     if not found:
         print("No peer is a service here. `swarmentum service install INVITE` makes one.")
     for it in found:
-        print(f"{it.run_id}  {it.state}" + (f" ({it.detail})" if it.detail else ""))
+        print(f"{it.run}  {it.state}" + (f" ({it.detail})" if it.detail else ""))
         print(f"  file: {it.file}")
         print(f"  log:  {it.logs}")
 
@@ -98,7 +98,7 @@ def uninstall(
     from node.service.manager import manager
 
     here = manager()
-    ids = [it.run_id for it in here.installed()]
+    ids = [it.run for it in here.installed()]
     found = [one for one in ids if one.startswith(run or "")]
     if len(found) != 1:
         raise OperatorError(

@@ -18,25 +18,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from node import patience
 from node.commands.options import link_from
-from node.link.client import CoordinatorClient
+from node.link.run_reader import RunReader, read_facts
 from node.terminal.stage import can_show
 from protos.accounts import loss_of
 from protos.amounts import amount
 from protos.changes import changed_values
-from protos.errors import NetworkError, Refusal, RefusedError
+from protos.errors import NetworkError
 from protos.evaluation import figures
 from protos.identity import peer_id
 from protos.invite import Invite
-from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
-from protos.log import open_entry
+from protos.limits import ENTRIES_PAGE_MAX
 from protos.owner import NOBODY, groups, owners_of
 from protos.run_config import RunConfig
-from protos.run_facts import peer_phase_word, phase_word, unconfirmed_words
+from protos.run_facts import peer_values, run_values, unconfirmed_words
 from protos.start import fork_values, fork_words
 from protos.text import as_line, print_json, printable
 from protos.v1 import coordinator_pb2 as pb
+from protos.waits import Waits
 
 LINE_SECONDS = 2.0
 FIGURES_READ_MAX = 64
@@ -44,29 +43,13 @@ COLUMNS_OF_ONE_TABLE = 130
 NEVER_WRAPPED = {"peer", "step", "state digest", "votes", "samples/s", "loss", "score"}
 
 
-async def fetch(invite: Invite) -> tuple[pb.GetRunResponse, RunConfig]:
-    """Ask one of the invite's coordinators. Raises NetworkError or RefusedError."""
-    client = CoordinatorClient(invite, None)
-    try:
-        await client.connect()
-        return await client.get_run()
-    finally:
-        await client.close()
-
-
 def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dict[str, Any]:
     """The facts as JSON values."""
     snapshot = facts.snapshot if facts.HasField("snapshot") else None
     owners = owners_of(facts.peers)
     return {
-        "run": run_id.hex(),
-        "name": printable(config.name),
-        "phase": phase_word(facts),
-        "reason": printable(facts.reason),
+        **run_values(facts, config, run_id),
         "in_line": facts.in_line,
-        "step": facts.head_step,
-        "steps": facts.total_steps,
-        "loss": facts.loss if facts.head_step else None,
         "head": facts.head_hash.hex(),
         "payload_bytes": facts.payload_bytes_total,
         "anchored": facts.anchored,
@@ -74,26 +57,9 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
         "fork": fork_values(facts.genesis),
         "changed": changed_values(facts.changed),
         "held_out": [{**it.values(), "text": str(it)} for it in figures(facts.evaluations[:FIGURES_READ_MAX], run_id)],
-        "snapshot": None if snapshot is None else {"step": snapshot.step, "root": snapshot.root.hex()},
-        "peers": [
-            {
-                "id": peer_id(peer.public_key),
-                "owner": owners.get(peer.public_key, NOBODY).name,
-                "owner_standing": owners.get(peer.public_key, NOBODY).standing,
-                "anchor": peer.anchor,
-                "paused": peer.paused,
-                "relayed": peer.relayed,
-                "phase": peer_phase_word(peer.phase),
-                "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
-                "step": peer.applied_step,
-                "digest": peer.state_digest.hex(),
-                "votes_accepted": peer.votes_accepted,
-                "samples_per_second": peer.samples_per_second,
-                "loss": peer.loss,
-                **_standing(peer),
-            }
-            for peer in facts.peers
-        ],
+        "snapshot_step": None if snapshot is None else snapshot.step,
+        "snapshot_root": None if snapshot is None else snapshot.root.hex(),
+        "peers": [peer_values(peer, owners.get(peer.public_key, NOBODY)) for peer in facts.peers],
         "owners": _owners(facts),
         "exclusions": [
             {
@@ -114,8 +80,6 @@ def _owners(facts: pb.GetRunResponse) -> list[dict[str, Any]]:
     return [
         {
             "name": group.owner.name,
-            "standing": group.owner.standing,
-            "key": group.key_id,
             "peers": [peer_id(key) for key in group.peers],
             "votes_accepted": sum(peers[key].votes_accepted for key in group.peers),
             "samples_per_second": sum(
@@ -126,12 +90,6 @@ def _owners(facts: pb.GetRunResponse) -> list[dict[str, Any]]:
         }
         for group in groups(owners_of(facts.peers), lambda key: peers[key].votes_accepted)
     ]
-
-
-def _standing(peer: pb.PeerStatus) -> dict[str, Any]:
-    """A peer's standing in the run; without checks (`trust`), score and rate are 0."""
-    rate, why = peer.check_permille / 1000, printable(peer.standing_reason)
-    return {"standing": printable(peer.standing), "score": peer.score, "check_rate": rate, "standing_reason": why}
 
 
 def show(values: dict[str, Any]) -> None:
@@ -157,8 +115,7 @@ def show(values: dict[str, Any]) -> None:
     for owner in values["owners"]:
         many = f"{len(owner['peers'])} peers" if len(owner["peers"]) > 1 else "1 peer"
         what = f"{many}, {owner['votes_accepted']} votes, {owner['samples_per_second']:.1f} samples/s"
-        whose = f"{owner['name']} ({owner['standing']}{' by ' + owner['key'][-8:] if owner['key'] else ''})"
-        console.print(f"{whose}: {what}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{owner['name']}: {what}", highlight=False, markup=False, soft_wrap=True)
     for excluded in values["exclusions"]:
         when = "from the next entry on" if excluded["step"] is None else f"step {excluded['step']}"
         console.print(f"{excluded['id']}, {when}: {excluded['reason']}", highlight=False, markup=False, soft_wrap=True)
@@ -185,19 +142,19 @@ def _peer(peer: dict[str, Any]) -> str:
 
 
 _WHOSE: dict[str, Callable[[dict[str, Any]], str]] = {
-    "owner": lambda peer: f"{peer['owner']} ({peer['owner_standing']})" if peer["owner"] else "-",
+    "owner": lambda peer: peer["owner"] or "-",
     "device": lambda peer: peer["device"],
-    "state digest": lambda peer: peer["digest"][:16],
+    "state digest": lambda peer: peer["state_digest"][:16],
     "score": lambda peer: f"{peer['score']:.1f}",
 }
 _WORK: dict[str, Callable[[dict[str, Any]], str]] = {
     "phase": lambda peer: (
         peer["phase"] + (", anchor" if peer["anchor"] else "") + (", paused" if peer["paused"] else "")
     ),
-    "step": lambda peer: str(peer["step"]),
+    "step": lambda peer: str(peer["applied_step"]),
     "votes": lambda peer: str(peer["votes_accepted"]),
     "samples/s": lambda peer: f"{peer['samples_per_second']:.1f}",
-    "loss": lambda peer: f"{peer['loss']:.4f}" if peer["votes_accepted"] else "-",
+    "loss": lambda peer: "-" if peer["loss"] is None else f"{peer['loss']:.4f}",
     "standing": lambda peer: peer["standing"],
 }
 
@@ -206,48 +163,24 @@ class Watcher:
     """Looks at a run again and again, over one connection. It is a `Source` of `node/terminal/run_view.py`."""
 
     def __init__(self, invite: Invite) -> None:
-        self._invite = invite
-        self._client: CoordinatorClient | None = None
+        self._run, self._run_id = RunReader(invite), invite.run_id
 
     async def look(self) -> dict[str, Any]:
         """The facts now. Raises NetworkError or RefusedError; the next call connects again."""
-        try:
-            client = await self._connected()
-            facts, config = await client.get_run()
-        except NetworkError:
-            await self.close()
-            raise
-        return as_values(facts, config, self._invite.run_id)
+        return as_values(*await self._run.facts(), self._run_id)
 
     async def losses(self, step: int, count: int) -> list[float]:
-        """Of the log's steps up to `step`, at most `count` and at most a page; the newest last. Each signature is checked."""
-        client = await self._connected()
-        first = max(step - min(count, ENTRIES_PAGE_MAX) + 1, 1)
-        envelopes, _ = await client.entries(first)
+        """Of the log's steps up to `step`, at most `count` and at most a page; the newest last. Each entry is verified."""
         found: list[float] = []
-        for envelope in envelopes[:count]:
-            try:
-                signed = open_entry(
-                    envelope, run_id=self._invite.run_id, coordinator=self._invite.coordinator_public_key
-                )
-            except Refusal as refusal:
-                raise RefusedError(
-                    f"the coordinator's entries from step {first} on are invalid: {refusal}"
-                ) from refusal
+        async for signed in self._run.entries(max(step - min(count, ENTRIES_PAGE_MAX) + 1, 1)):
             found.append(loss_of(signed.entry.contributions, found[-1] if found else 0.0))
+            if signed.entry.step >= step:
+                break
         return found
-
-    async def _connected(self) -> CoordinatorClient:
-        if self._client is None:
-            self._client = CoordinatorClient(self._invite, None)
-            await self._client.connect()
-        return self._client
 
     async def close(self) -> None:
         """Hang up."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        await self._run.close()
 
 
 def watch(link: str, *, plain: bool, as_json: bool) -> int:
@@ -268,7 +201,7 @@ def watch(link: str, *, plain: bool, as_json: bool) -> int:
 async def _lines(source: Watcher, *, as_json: bool) -> None:
     """A line for each change, until the run is finished. A coordinator that is away is asked again, for ever."""
     before: tuple[Any, ...] = ()
-    waits = patience.waits()
+    waits = Waits()
     try:
         while True:
             try:
@@ -298,8 +231,7 @@ def _line(values: dict[str, Any]) -> str:
 def status(link: str) -> dict[str, Any]:
     """One look at a run."""
     invite = Invite.parse(link)
-    facts, config = asyncio.run(fetch(invite))
-    return as_values(facts, config, invite.run_id)
+    return as_values(*asyncio.run(read_facts(invite)), invite.run_id)
 
 
 def web(links: Sequence[str], listen: str, hosts: Sequence[str], *, as_json: bool) -> None:

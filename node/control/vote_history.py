@@ -95,7 +95,7 @@ class VoteHistory:
             if fate is not None and fate.outcome == "refused":
                 self._decided[event.step] = replace(fate, why=event.reason)
 
-    def opened(self, step: int, applied: int, *, asked: bool, paused: bool = False) -> None:
+    def opened(self, step: int, applied: int, *, asked: bool) -> None:
         """The coordinator opened a step, perhaps again; `asked`: its roster names this peer, which has `applied` so many."""
         self.waiting = ""
         before = self._open.get(step)
@@ -103,7 +103,7 @@ class VoteHistory:
             return
         # A step's tick may come before the entry of the step before it is applied (ADR 8).
         self._open = {at: fate for at, fate in self._open.items() if at > step - OPEN_KEPT}
-        outcome = "paused" if paused else "late" if asked else "not asked"
+        outcome = "paused" if self.paused else "late" if asked else "not asked"
         why = self._left_out(step - 1 - applied) if outcome == "not asked" else OUTCOMES[outcome]
         self._open[step] = StepOutcome(step, outcome, why)
 

@@ -20,6 +20,7 @@ from node.blobs.fetcher import BlobFetcher
 from node.blobs.testbytes import Upload, measure
 from node.doctor.doctor_facts import Download, Fault, InLine, Others, Reach, fault_of
 from node.link.client import CoordinatorClient
+from node.link.run_reader import read_facts
 from node.overlay.host import Host
 from node.overlay.reach import ReachState
 from node.overlay.settings import OverlaySettings
@@ -82,13 +83,8 @@ async def way_to(invite: Invite) -> Way:
 
 async def look(invite: Invite) -> ProbedRun:
     """One look at a run. Raises NetworkError, RefusedError, or OperatorError for a run of another format."""
-    client = CoordinatorClient(invite, None)
-    try:
-        await client.connect()
-        facts, config = await client.get_run()
-        return ProbedRun(facts, config, time.monotonic(), wall_clock.apart(datetime.now(UTC), facts.unix_ms))
-    finally:
-        await client.close()
+    facts, config = await read_facts(invite)
+    return ProbedRun(facts, config, time.monotonic(), wall_clock.apart(datetime.now(UTC), facts.unix_ms))
 
 
 async def _round_trip(addresses: Sequence[str]) -> tuple[str, float | Fault]:

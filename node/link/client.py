@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from node import patience
 from node.link.coordinators import Coordinators, CoordinatorWays
 from node.link.report_stream import Telling
 from protos import limits as contract
@@ -35,6 +34,7 @@ from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2
 from protos.version import own_misfit, release_of, software_version
+from protos.waits import Waits
 
 T = TypeVar("T")
 CALL_SECONDS_MAX = 15.0
@@ -115,7 +115,7 @@ class CoordinatorClient:
             self._at, self._channel = address, pinned_aio_channel(address, pem, _OPTIONS, await self._ways.to(address))
             self._opened.append(self._channel)
             return
-        until, waits = time.monotonic() + TAKE_OVER_SECONDS_MAX, patience.waits()
+        until, waits = time.monotonic() + TAKE_OVER_SECONDS_MAX, Waits()
         while True:
             try:
                 await self.move()
@@ -202,7 +202,7 @@ class CoordinatorClient:
 
     async def reach_run(self, patience_seconds: float) -> tuple[pb.GetRunResponse, RunConfig]:
         """As `get_run`; waits for an absent coordinator, and moves to another one that acts."""
-        give_up, waits = time.monotonic() + patience_seconds, patience.waits()
+        give_up, waits = time.monotonic() + patience_seconds, Waits()
         while True:
             try:
                 return await self.get_run()
@@ -343,7 +343,7 @@ class CoordinatorClient:
     async def entries(self, from_step: int) -> tuple[list[bytes], int]:
         """A page of the log as serialised envelopes, and the head's step."""
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=from_step)
-        give_up, waits = time.monotonic() + BUSY_SECONDS_MAX, patience.waits()
+        give_up, waits = time.monotonic() + BUSY_SECONDS_MAX, Waits()
         while True:  # the coordinator tells the reader of a long log to wait now and then
             try:
                 response = await self._call("ListEntries", request)

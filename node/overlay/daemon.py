@@ -24,14 +24,13 @@ from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
-from node import patience
 from node.overlay import guard
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of
 from node.overlay.tunnels import Tunnels
 from protos.address import usable
 from protos.errors import NetworkError
 from protos.text import printable
-from protos.waits import Waits
+from protos.waits import RETRY_SECONDS_MIN, Waits
 
 
 class Tasks:
@@ -120,7 +119,7 @@ class Daemon:
         self._tasks, self._log = tasks, log
         self._p2p: Any = None
         self._closing = False
-        self._restart_waits = Waits(patience.RETRY_SECONDS_MIN, RESTART_SECONDS_MAX)
+        self._restart_waits = Waits(RETRY_SECONDS_MIN, RESTART_SECONDS_MAX)
         self._changed: asyncio.Event | None = None
         self._changing = asyncio.Lock()
         self.figures_port: int | None = None
@@ -197,7 +196,7 @@ class Daemon:
 
     async def _process(self, options: dict[str, Any], initial: Sequence[str] = (), tries: int = 1) -> P2P:
         """A running p2pd that is connected to one of `initial`. Raises NetworkError after so many tries."""
-        waits = patience.waits()
+        waits = Waits()
         for left in reversed(range(tries)):
             try:
                 flags = self._relaying()
@@ -235,7 +234,7 @@ class Daemon:
             await p2p.shutdown()  # closes the files of the dead daemon
         if self._changed is None:
             await asyncio.sleep(delay)
-        waits = patience.waits()
+        waits = Waits()
         while not self._closing:
             try:
                 await self._launch(initial, ready, restarted)

@@ -114,7 +114,8 @@ CALL_SECONDS_MAX = 30.0
 class Installed:
     """A service that is installed. `state` and `detail` are the service manager's words."""
 
-    run_id: str
+    run: str
+    """The first 16 hex digits of its id."""
     file: Path
     state: str
     detail: str

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import structlog
 
-from node import patience
 from node.overlay.reach import Access
 from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import JoinFacts
+from node.swarm.outbox import Outbox
 from node.swarm.session import Session
 from node.swarm.view import Counters
 from protos import wall_clock
@@ -31,7 +31,7 @@ from protos.owner import Owner
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
-from protos.waits import Waits
+from protos.waits import RETRY_SECONDS_MIN, Again, Waits
 
 EVENTS_MAX = 256
 FAILURE_SECONDS_MAX = 5.0
@@ -100,6 +100,10 @@ class Swarm:
                     future.cancel()
                     raise NetworkError(f"the network side did not answer within {seconds_max:.0f} s") from error
 
+    def _tell(self, put: Callable[[Outbox], None], seconds_max: float = START_SECONDS_MAX) -> None:
+        """Give the outbox a fact, on the network thread."""
+        self._call(self._session.tell(put), seconds_max)
+
     @staticmethod
     async def _drain() -> None:
         """End the tasks that libraries left on the loop (hivemind's DHT leaves some)."""
@@ -137,8 +141,8 @@ class Swarm:
 
     def _patiently(self, call: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float, step: int = 0) -> T:
         """The call's result. A coordinator that does not answer is asked again, with a growing wait between two tries."""
-        give_up, again = time.monotonic() + patience_seconds, patience.Again()
-        waits = Waits(patience.RETRY_SECONDS_MIN, AWAY_SECONDS_MAX)
+        give_up, again = time.monotonic() + patience_seconds, Again()
+        waits = Waits(RETRY_SECONDS_MIN, AWAY_SECONDS_MAX)
         while True:
             try:
                 result = self._call(call(), START_SECONDS_MAX, stoppable=True)
@@ -230,7 +234,7 @@ class Swarm:
 
     def found_bad(self, snapshot: Snapshot) -> None:
         """Tell the coordinator that an agreed snapshot does not hold what the log says."""
-        self._call(self._session.found_bad(snapshot), START_SECONDS_MAX)
+        self._tell(lambda outbox: outbox.add_bad_snapshot(snapshot.step, snapshot.root, snapshot.total_bytes))
 
     def next_event(self, seconds_max: float) -> Event | None:
         """The next event, or None after `seconds_max`."""
@@ -251,7 +255,7 @@ class Swarm:
 
     def applied(self, step: int, digest: bytes) -> None:
         """Tell the coordinator the state after a step."""
-        self._call(self._session.applied(step, digest), START_SECONDS_MAX)
+        self._tell(lambda outbox: outbox.add_applied(step, digest))
 
     def abstained(self, step: int, reason: str) -> None:
         """Tell the coordinator that there will be no votes for a step."""
@@ -263,11 +267,11 @@ class Swarm:
 
     def paused(self, paused: bool) -> None:
         """Tell the coordinator that this peer's owner has paused it, or lets it take part again."""
-        self._call(self._session.paused(paused), START_SECONDS_MAX)
+        self._tell(lambda outbox: outbox.pause(paused))
 
     def name_owner(self, owner: Owner) -> None:
         """Tell the coordinator whose machine this is: in the next Join, or in a report. From any thread."""
-        self._call(self._session.name_owner(owner), LIVE_SECONDS_MAX)
+        self._tell(lambda outbox: outbox.name_owner(owner), LIVE_SECONDS_MAX)
 
     def limit_relaying(self, bytes_a_second: float | None) -> int:
         """What this peer may relay from now on (None: no limit). Returns relayed bytes. From any thread."""
@@ -275,7 +279,7 @@ class Swarm:
 
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""
-        self._call(self._session.found(verdicts), START_SECONDS_MAX)
+        self._tell(lambda outbox: outbox.add_verdicts(verdicts))
 
     def evaluated(self, made: Evaluation) -> None:
         """Sign the held-out loss of a state, and tell the coordinator. From any thread."""
@@ -283,11 +287,11 @@ class Swarm:
 
     def restarted(self, step: int) -> None:
         """The state starts again from the snapshot of a step."""
-        self._call(self._session.restarted(step), START_SECONDS_MAX)
+        self._tell(lambda outbox: outbox.restart(step))
 
     def stored(self, step: int, root: bytes, size: int, kept: bool) -> None:
         """Tell the coordinator a snapshot's root, and whether its pieces are in the store. From any thread."""
-        self._call(self._session.stored(step, root, size, kept), START_SECONDS_MAX)
+        self._tell(lambda outbox: outbox.add_snapshot(step, root, size, kept=kept))
 
     def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
         """A blob by hash; NetworkError if no holder gives it."""

@@ -9,9 +9,9 @@ from typing import ClassVar
 from node.wire.codec import Update
 from protos.assignment import Range
 from protos.changes import Settings
-from protos.end import End
 from protos.errors import SwarmentumError
 from protos.log import SignedEntry
+from protos.orders import End
 from protos.tick import Tick
 
 

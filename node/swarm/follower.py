@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from node import patience
 from node.link import client
 from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
@@ -26,14 +25,15 @@ from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
 from protos import limits
 from protos.assignment import assign
-from protos.end import open_end
 from protos.envelope import Kind, parse
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.grpc_errors import BehindError, SessionLostError
+from protos.orders import open_end
 from protos.text import printable
 from protos.tick import open_tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
+from protos.waits import Again, Waits
 
 # The door of the run's topic: sorts each message by its kind, and counts the messages that are refused.
 #
@@ -93,7 +93,7 @@ class Follower:
 
     async def follow_forever(self) -> None:
         """Follow the acting coordinator's stream, and open it again after each end. Gives up after the configured patience."""
-        waits, heard, again = patience.waits(), time.monotonic(), patience.Again()
+        waits, heard, again = Waits(), time.monotonic(), Again()
         lost = away = behind = False
         while True:
             self._reporter.pause()

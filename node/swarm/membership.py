@@ -14,7 +14,6 @@ from node.blobs.audience import Audience
 from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
 from node.overlay.host import Host
-from node.patience import Again
 from node.swarm.events import Snapshot, Welcome
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
@@ -27,6 +26,7 @@ from protos.limits import PROCESS_BYTES
 from protos.owner import owner_body
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
+from protos.waits import Again
 
 TWICE_CHARACTERS_MAX = 200
 TWICE_TODO = (

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from node import patience
 from node.blobs.fetcher import BlobFetcher
 from node.blobs.payloads import Payloads
 from node.swarm.inbox import Announced
@@ -21,6 +20,7 @@ from protos import slices
 from protos.errors import NetworkError, Refusal
 from protos.log import Contribution
 from protos.slices import Slice
+from protos.waits import Waits
 
 FETCH_ROUNDS_MAX = 6
 # A peer asks for votes that the log names so often before it loads a snapshot instead.
@@ -49,7 +49,7 @@ class Pulls:
 
         Raises NetworkError.
         """
-        waits = patience.waits()
+        waits = Waits()
         for _ in range(FETCH_ROUNDS_MAX - 1):
             try:
                 return await self._announced(announced, which)
@@ -106,7 +106,7 @@ class Pulls:
         """Look for a blob of the log with patience, until a later snapshot replaces it. `bytes_max`: it is a payload. After the
         first try its author comes last then, because a dishonest author gains when others wait."""
         give_up = time.monotonic() + self._patience_seconds
-        waits, rounds = patience.waits(), 0
+        waits, rounds = Waits(), 0
         while True:
             holders = [*first, *self._others()]
             if rounds and bytes_max is not None:

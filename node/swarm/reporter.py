@@ -10,7 +10,6 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-from node import patience
 from node.link.client import CoordinatorClient
 from node.swarm.events import Failed, NotCounted
 from node.swarm.facts import Fact, Held, Published
@@ -22,6 +21,7 @@ from protos.errors import NetworkError, RefusedError
 from protos.holdings import mask_from_bytes
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
+from protos.waits import RETRY_SECONDS_MIN, Waits
 
 UNANSWERED_MAX = 16
 """After so many quiet reports this peer asks for an answer."""
@@ -67,7 +67,7 @@ class Reporter:
     async def report_forever(self) -> None:
         """Report every new fact; ends when the coordinator refuses this peer."""
         self._runtime.spawn(self._hear_late_forever())
-        waits = patience.waits()
+        waits = Waits()
         while True:
             await self._outbox.changed()
             if self._telling:
@@ -163,5 +163,5 @@ class Reporter:
                 return
 
     async def _wake_later(self) -> None:
-        await asyncio.sleep(patience.RETRY_SECONDS_MIN)
+        await asyncio.sleep(RETRY_SECONDS_MIN)
         self._outbox.wake()

@@ -7,7 +7,7 @@ further than the doors (`inbox`, `door`, `Chain`). docs/architecture.md says whi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,12 @@ from node.overlay.reach import Access
 from node.swarm import pushes
 from node.swarm.events import Committed, Event, Snapshot, Welcome
 from node.swarm.membership import JoinFacts
+from node.swarm.outbox import Outbox
 from node.swarm.parts import Parts
 from node.swarm.view import Counters
 from protos.errors import Refusal, RefusedError, SwarmentumError
 from protos.evaluation import Evaluation, seal_evaluation
-from protos.log import SignedEntry, Verdict
-from protos.owner import Owner
+from protos.log import SignedEntry
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
@@ -175,9 +175,9 @@ class Session:
         """Whether a withdrawal covers the state after this step."""
         return self.parts.snapshots.is_withdrawn(step)
 
-    async def found_bad(self, snapshot: Snapshot) -> None:
-        """Tell the coordinator that an agreed snapshot does not hold what the log says."""
-        self.parts.outbox.add_bad_snapshot(snapshot.step, snapshot.root, snapshot.total_bytes)
+    async def tell(self, put: Callable[[Outbox], None]) -> None:
+        """`put` gives the outbox a fact of the training thread, and the next report tells it."""
+        put(self.parts.outbox)
 
     def release(self, event: Event) -> None:
         """The training thread has taken an event: its share of the bytes that may wait is free."""
@@ -188,10 +188,6 @@ class Session:
         """See `Publication.publish`."""
         self.parts.outbox.withdraw_abstention()
         await self.parts.publication.publish(data, announcement)
-
-    async def applied(self, step: int, digest: bytes) -> None:
-        """The training thread has reached a state."""
-        self.parts.outbox.add_applied(step, digest)
 
     async def abstained(self, step: int, reason: str) -> None:
         """The training thread has no votes for a step, and will have none."""
@@ -205,37 +201,17 @@ class Session:
         await wire.down.take(size)
         wire.received += size
 
-    async def name_owner(self, owner: Owner) -> None:
-        """Whose machine this is, from now on."""
-        self.parts.outbox.name_owner(owner)
-
     async def limit_relaying(self, bytes_a_second: float | None) -> int:
         """What this peer may relay on average; None: no limit. Returns the bytes that it has relayed."""
         relaying = self.parts.host.relaying
         relaying.limit(bytes_a_second)
         return self.counters.wire.relayed(relaying.total)
 
-    async def paused(self, paused: bool) -> None:
-        """This peer's owner has paused it, or lets it take part again."""
-        self.parts.outbox.pause(paused)
-
     async def evaluated(self, made: Evaluation) -> None:
         """Sign and report the held-out loss of a state; the author is this peer."""
         identity = self.parts.host.identity
         envelope = seal_evaluation(identity, self.parts.invite.run_id, replace(made, author=identity.public_key))
         self.parts.outbox.add_evaluation(made.step, envelope)
-
-    async def found(self, verdicts: Sequence[Verdict]) -> None:
-        """Report the verdicts of this peer's checks of other peers' votes."""
-        self.parts.outbox.add_verdicts(verdicts)
-
-    async def restarted(self, step: int) -> None:
-        """The training thread starts again from the snapshot of a step: later states do not count."""
-        self.parts.outbox.restart(step)
-
-    async def stored(self, step: int, root: bytes, size: int, kept: bool) -> None:
-        """This peer has computed a snapshot's root; `kept`: the snapshot's pieces are in the store."""
-        self.parts.outbox.add_snapshot(step, root, size, kept=kept)
 
     async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
         """A blob by hash from any of the holders."""

@@ -174,7 +174,7 @@ class RunView(TerminalView):
         self.fact("state").say(f"{values['phase']}: {words.cut(values['reason'], 160)}", "good" if good else "wait")
         self.fact("time").say(self._time(values))
         self.main.query_one("#loss", Curve).show(values["loss"], list(self._losses))
-        agreed = "none is agreed yet" if values["snapshot"] is None else f"step {values['snapshot']['step']:,}"
+        agreed = "none is agreed yet" if values["snapshot_step"] is None else f"step {values['snapshot_step']:,}"
         self.fact("votes").say(f"{amount(values['payload_bytes'])} in all; newest snapshot: {agreed}")
         self.fact("peers").say(peers_in_words(values["peers"]))
         self._show_peers(values["peers"])
@@ -242,10 +242,10 @@ def row(peer: Values) -> list[Text]:
         Text(peer["id"][-8:]),
         Text("anchor" if peer["anchor"] else state, style="yellow" if peer["paused"] else ""),
         Text(printable(peer["device"], 64)),
-        Text(f"{peer['step']:,}", justify="right"),
+        Text(f"{peer['applied_step']:,}", justify="right"),
         Text(f"{peer['votes_accepted']:,}", justify="right"),
         Text(f"{peer['samples_per_second']:.3g}", justify="right"),
-        Text(f"{peer['loss']:.4f}" if peer["votes_accepted"] else "-", justify="right"),
+        Text("-" if peer["loss"] is None else f"{peer['loss']:.4f}", justify="right"),
         Text(standing, style="" if peer["standing"] == "counted" else "yellow"),
     ]
 

@@ -17,8 +17,8 @@ from node.training.keeper import Keeper
 from node.training.recording import StepRecorder
 from node.training.replica import Replica
 from protos.changes import Settings, with_settings, words
-from protos.end import End
 from protos.errors import DivergedError, NetworkError, Reason, Refusal, RefusedError, SwarmentumError
+from protos.orders import End
 from protos.run_config import ClockConfig, RunConfig
 
 

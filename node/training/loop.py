@@ -32,6 +32,7 @@ from node.snapshot.store import SnapshotStore, drawn
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import JoinFacts
+from node.training.activity import Activity, move
 from node.training.digest_reporter import DigestReporter
 from node.training.ending import EffectiveSettings, LastStep, apply_end
 from node.training.fork_start import Start
@@ -75,13 +76,12 @@ class Trainer:
     stopping: Stopping
     anchored: bool = False
     patience_seconds: float = math.inf
-    taking_part: bool = False
     announced_step: int = 0
     ready: PendingGradient | None = None
     vote_size: VoteSize | None = None
     archive: StepRecorder | None = None
     evaluator: Evaluator | None = None
-    entered: bool = False  # this peer's momentum is loaded, so it may be saved
+    activity: Activity = Activity.LOADING
     behind: bool = True  # a thread of its own writes snapshots and momentum
     places: SnapshotPlaces = field(default_factory=SnapshotPlaces)
     start: Start | None = None  # of a fork: the state of another run that it begins at
@@ -89,7 +89,6 @@ class Trainer:
     standing: VoteHistory = field(default_factory=VoteHistory)
     throttle: Throttle = field(default_factory=Throttle)
     spans: Spans = field(default_factory=Spans)
-    paused: bool = False  # the coordinator knows that the owner paused this peer
     opened: Opened | None = None  # the open step, until this peer has done its part
 
     def __post_init__(self) -> None:
@@ -117,6 +116,11 @@ class Trainer:
         """Whether this peer applies votes only."""
         return self.samples is None
 
+    @property
+    def entered(self) -> bool:
+        """Whether this peer's momentum is loaded, so that it may be saved."""
+        return self.activity is not Activity.LOADING
+
     def enter(self, bootstrap: Sequence[str]) -> None:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
@@ -125,7 +129,7 @@ class Trainer:
         self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
         self.keeper.take_up()
-        self.entered = True
+        self.activity = move(self.activity, Activity.FOLLOWING)
         self.follow()
 
     def run(self) -> bool:
@@ -143,7 +147,7 @@ class Trainer:
                 break
             if self.wishes.ends(awaits_entry=self.announced_step > self.replica.step):
                 break
-            unwanted = self.paused or self.wishes.ending is not None
+            unwanted = self.activity is Activity.PAUSED or self.wishes.ending is not None
             if self.opened is not None and self.opened.tick.step == self.replica.step + 1 and not unwanted:
                 self._contribute(self.opened)
                 self.reached.settle()
@@ -156,7 +160,7 @@ class Trainer:
             case Opened():
                 self.opened = event
                 self.spans.opened(event)
-                self.standing.opened(event.tick.step, self.replica.step, asked=bool(event.ranges), paused=self.paused)
+                self.standing.opened(event.tick.step, self.replica.step, asked=bool(event.ranges))
                 if self.checker is not None:
                     self.checker.opened(event.tick)
             case Committed():
@@ -184,15 +188,15 @@ class Trainer:
 
     def _sync_pause(self) -> None:
         """Tell the coordinator if the owner or a condition has paused this peer, or lets it take part again."""
-        if self.wishes.paused == self.paused or self.is_anchor:
+        paused, opened = self.wishes.paused, self.opened
+        if paused == (self.activity is Activity.PAUSED) or self.is_anchor:
             return
-        self.paused = self.wishes.paused
-        self.swarm.paused(self.paused)
-        self.standing.paused = self.paused
-        opened = self.opened
-        if self.paused and opened is not None and opened.ranges and self.announced_step < opened.tick.step:
+        self.activity = move(self.activity, Activity.PAUSED if paused else Activity.FOLLOWING)
+        self.swarm.paused(paused)
+        self.standing.paused = paused
+        if paused and opened is not None and opened.ranges and self.announced_step < opened.tick.step:
             self.standing.skipped(opened.tick.step, f"{self.wishes.words()}, during the step", "paused")
-        if self.paused:
+        if paused:
             self.ready = None
             self.replica.rest()
         self.log.info(self.wishes.words(), step=self.replica.step)
@@ -219,8 +223,8 @@ class Trainer:
         if away := self.samples.away(opened.ranges):
             self._abstain(tick.step, NoVotes(away))
             return
-        if not self.taking_part:
-            self.taking_part = True
+        if self.activity is Activity.FOLLOWING:
+            self.activity = move(self.activity, Activity.VOTING)
             self.log.info("taking part", step=tick.step, peers=len(tick.roster), deadline_ms=opened.deadline_ms)
         ready, self.ready = self.ready, None
         if ready is None or ready.step + 1 != tick.step:  # older: this peer was out of some rosters meanwhile
@@ -380,7 +384,9 @@ class Trainer:
     def _started_again(self) -> None:
         """The replica is at another state: a gradient that was computed on the earlier state does not count."""
         self.summary.resyncs += 1
-        self.taking_part, self.ready = False, None
+        self.ready = None
+        if self.activity is Activity.VOTING:
+            self.activity = move(self.activity, Activity.FOLLOWING)
 
     def follow(self, store: bool = True) -> None:
         """Report the replica's state, and follow the log from there. With `store`, other peers can load its snapshot."""

@@ -145,7 +145,7 @@ class Summary:
     """What it keeps, and where: `memory` of its settings, as it was found."""
     steps_applied: int = 0
     step: int = 0
-    digest: str = ""
+    state_digest: str = ""
     votes_accepted: int = 0
     tokens: int = 0
     reading_seconds: float = 0.0

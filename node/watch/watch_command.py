@@ -19,10 +19,10 @@ from node.watch.net import Gossiped, Overlay, OverlayStatus
 from node.watch.reader import Away, Denied, LogPage, LogReader, WatchedRun
 from node.watch.watched_run import AnnouncementSeen, EntrySeen, EntrySource, Event, Refused, Watch
 from protos.amounts import amount
-from protos.end import End
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import peer_id
 from protos.invite import Invite
+from protos.orders import End
 from protos.signals import EXIT_INTERRUPTED
 from protos.text import print_json, printable
 
@@ -181,9 +181,9 @@ class _Follower:
             "why": why,
             "exit_code": code,
             "run": watch.run_id.hex(),
-            "head_step": step,
-            "head_hash": digest.hex(),
-            "total_steps": self._total_steps,
+            "step": step,
+            "head": digest.hex(),
+            "steps": self._total_steps,
             "anchored_at": watch.anchored_at,
             "entries": tally.entries_all,
             "entries_gossip": tally.entries[EntrySource.GOSSIP],
@@ -197,7 +197,7 @@ class _Follower:
             "overlay_restarts": self._overlay.restarts,
             "peers": [
                 {
-                    "peer": peer_id(key),
+                    "id": peer_id(key),
                     "announced_step": row.announced_step,
                     "payload_bytes": row.payload_bytes,
                     "payload_bytes_accepted": row.payload_bytes_accepted,
@@ -293,7 +293,7 @@ def _closing(summary: dict[str, Any]) -> str:
     refused = ", ".join(f"{count} {reason}" for reason, count in summary["refused"].items()) or "nothing"
     entries = f"{summary['entries']} entries ({summary['entries_gossip']} by gossip)"
     return (
-        f"{summary['why']}: step {summary['head_step']}, {entries}, {summary['announcements']} announcements "
+        f"{summary['why']}: step {summary['step']}, {entries}, {summary['announcements']} announcements "
         f"({summary['late']} late), refused: {refused}. Every signature and the chain were checked"
         + (f" from step {summary['anchored_at']} on." if summary["anchored_at"] else " from the first step.")
     )

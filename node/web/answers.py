@@ -22,8 +22,8 @@ class Problem(Answer):
     """What is wrong, with which value, and what to do."""
 
 
-class RunLine(Answer):
-    """A run in the list."""
+class RunHead(Answer):
+    """What a run is, and where it is."""
 
     run: str
     name: str
@@ -36,10 +36,15 @@ class RunLine(Answer):
     steps: int
     """Steps of the whole run."""
     loss: float | None
-    peers: int
-    """Connected peers."""
     problem: str
     """Why this answer may be old or incomplete; empty if it is neither."""
+
+
+class RunLine(RunHead):
+    """A run in the list."""
+
+    peers: int
+    """Connected peers."""
 
 
 class RunList(Answer):
@@ -62,17 +67,19 @@ class Peer(Answer):
     """Of the peer's software, as the peer says; empty if the coordinator does not tell."""
     owner: str
     """The person whom the peer names as its owner; empty if it names none."""
-    owner_standing: str
-    """`signed` by the owner's key, `claimed` by the peer alone, or empty."""
     anchor: bool
     paused: bool
     relayed: bool
     """Whether others reach it through a relay: it names one, and no public address of its own."""
     standing: str
     standing_reason: str
+    score: float
+    check_rate: float
+    """Its part of the steps whose votes are checked; without checks (`trust`), this and the score are 0."""
     applied_step: int
+    state_digest: str
     votes_accepted: int
-    samples_per_second: float | None
+    samples_per_second: float
     loss: float | None
     share: float
     """Its part of the samples that counted in the last 20 steps, 0 to 1."""
@@ -157,18 +164,11 @@ class About(Answer):
     """Its peak."""
 
 
-class Run(Answer):
+class Run(RunHead):
     """One run."""
 
-    run: str
-    name: str
-    phase: str
-    reason: str
-    step: int
-    steps: int
     head: str
     """The hash of the coordinator's last entry."""
-    loss: float | None
     tokens: int
     votes: int
     payload_bytes: int
@@ -208,7 +208,6 @@ class Run(Answer):
     """Oldest first; of many, every n-th: at most 120."""
     failures: list[Failure]
     """The most frequent first."""
-    problem: str
     looked: float | None
     """When the coordinator last answered."""
 
@@ -230,34 +229,30 @@ class Steps(Answer):
     """The last step of the run."""
 
 
-class LedgerLine(Answer):
-    """An identity's contribution, as the log proves it."""
+class Sums(Answer):
+    """What counted votes add up to."""
 
-    id: str
     votes_accepted: int
     samples: int
     tokens: int
     payload_bytes: int
+
+
+class LedgerLine(Sums):
+    """An identity's contribution, as the log proves it."""
+
+    id: str
     first_step: int
     last_step: int
     uptime: float
     owner: str
-    owner_standing: str
 
 
-class OwnerLine(Answer):
+class OwnerLine(Sums):
     """The sums of an owner's identities. The coordinator and the peers say who owns them; the log does not."""
 
     name: str
-    standing: str
-    """`signed` by the owner's key, or `claimed` by the peers alone."""
-    key: str
-    """The owner's key, spelled as a peer id; empty for a claim."""
     identities: int
-    votes_accepted: int
-    samples: int
-    tokens: int
-    payload_bytes: int
 
 
 class ExcludedLine(Answer):
@@ -267,6 +262,8 @@ class ExcludedLine(Answer):
     step: int
     reason: str
     proven: bool
+    payloads: tuple[str, ...]
+    """Hashes of the two payloads that prove it; none without such a proof."""
     verdicts: int
     checkers: int
     by_operator: bool

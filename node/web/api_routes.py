@@ -191,7 +191,7 @@ class Api:
         first = number(request, "from", 1)
         last = number(request, "to", run.book.head)
         points = max(number(request, "points", POINTS, POINTS_MAX), 1)
-        return value(request, views.steps_of(run, first, last, points))
+        return value(request, run.book.points(first, last, points))
 
     async def ledger(self, request: Request) -> Response:
         """A page of the leaderboard."""

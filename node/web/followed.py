@@ -17,9 +17,9 @@ from typing import Final
 
 import structlog
 
-from node.link.client import CoordinatorClient
+from node.link.run_reader import DoesNotHoldError, RunReader, extended
 from node.web.run_stats import STEPS_MAX, RunStats, happenings, here
-from protos.errors import NetworkError, OperatorError, Refusal, RefusedError, SwarmentumError
+from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.invite import Invite
 from protos.log import Chain
 from protos.run_config import RunConfig
@@ -110,10 +110,6 @@ ENTRIES_AT_ONCE: Final = 32
 """Entries that are verified before browsers are served again: some 0.1 ms each, more with many peers."""
 
 
-class DoesNotHoldError(SwarmentumError):
-    """An entry that the coordinator sent does not hold: the page follows this run no more."""
-
-
 class Followed:
     """A run. `at`: the addresses to ask, if they are not those of the invite. `changed` is called after each change."""
 
@@ -131,7 +127,7 @@ class Followed:
         """Public key -> Unix seconds of the last look at which the peer was connected; the newest PEERS_SEEN_MAX."""
         self.head_step = 0
         """The coordinator's last step: the book may still be behind it."""
-        self._asked = replace(self.invite, coordinators=tuple(at) or invite.coordinators)
+        self._addresses = tuple(at)
         self._chain = Chain(invite.run_id, invite.coordinator_public_key)
         self._live = False
         self._at = ""
@@ -145,28 +141,22 @@ class Followed:
 
     async def run(self) -> None:
         """Follow until the task is cancelled, or an entry does not hold."""
-        client, waits = CoordinatorClient(self._asked, None), Waits(2 * AGAIN_SECONDS_MIN, AGAIN_SECONDS_MAX)
-        connected = False
-        try:
+        waits = Waits(2 * AGAIN_SECONDS_MIN, AGAIN_SECONDS_MAX)
+        async with RunReader(self.invite, self._addresses) as reader:
             while True:
                 try:
-                    if not connected:
-                        await client.connect()
-                        connected = True
-                    await self._look(client)
+                    await self._look(reader)
                     waits.reset()
                     wait = self._pause()
+                except (DoesNotHoldError, SpoolFullError) as error:
+                    self._trouble(str(error))
+                    self._log.error("the page follows this run no more", run=self.run_hex[:16], why=str(error))
+                    return
                 except (NetworkError, RefusedError, OperatorError, Refusal) as error:
                     self._trouble(str(error))
-                    # a coordinator of several may act now; `connect` also finds one that was restarted
-                    connected = connected and isinstance(error, NetworkError) and not client.several
+                    await reader.close()  # a coordinator of several may act now, or one was started again
                     wait = waits.next()
                 await asyncio.sleep(wait)
-        except (DoesNotHoldError, SpoolFullError) as error:
-            self._trouble(str(error))
-            self._log.error("the page follows this run no more", run=self.run_hex[:16], why=str(error))
-        finally:
-            await client.close()
 
     def _pause(self) -> float:
         finished = self.facts is not None and self.facts.phase == pb.Phase.PHASE_FINISHED
@@ -178,17 +168,17 @@ class Followed:
             self.problem = printable(text)
             self._changed()
 
-    async def _look(self, client: CoordinatorClient) -> None:
+    async def _look(self, reader: RunReader) -> None:
         """Ask for the facts, then for the entries that this process does not have."""
-        facts, config = await client.get_run()
+        facts, config = await reader.facts()
         if self.config is None:  # it names whose orders the log needs
             self._chain = Chain(self.invite.run_id, self.invite.coordinator_public_key, operators=config.operators)
         self.config, self.head_step = config, facts.head_step
-        await self._catch_up(client)
+        await self._catch_up(reader)
         self.book.take(facts.evaluations[:EVALUATIONS_READ_MAX])
         before, self.facts = self.facts, facts
         self.looked = time.time()
-        self._note(facts, client.at)
+        self._note(facts, reader.at)
         self.book.looked(self.looked)
         for kind, text in happenings(before, facts):
             self.book.tell(kind, text, self.looked)
@@ -209,10 +199,10 @@ class Followed:
             )
         self._at = at
 
-    async def _catch_up(self, client: CoordinatorClient) -> None:
+    async def _catch_up(self, reader: RunReader) -> None:
         live = self._live and self.head_step - self.book.head <= LIVE_ENTRIES_MAX
         while self.book.head < self.head_step:
-            page, _ = await client.entries(self.book.head + 1)
+            page = await reader.page(self.book.head + 1)
             if not page:  # the coordinator lost the end of its journal, and peers give it back
                 raise NetworkError(f"the coordinator does not give entry {self.book.head + 1} at the moment")
             seen = time.time() if live else None
@@ -229,10 +219,9 @@ class Followed:
         step = self._chain.step + 1
         if step > STEPS_MAX:
             raise SpoolFullError(f"the run has more than {STEPS_MAX} steps, the most that the page keeps")
+        signed = extended(self._chain, envelope)
+        self.spool.append(signed.envelope)
         try:
-            signed = self._chain.open(envelope)
-            self._chain.accept(signed)
-            self.spool.append(signed.envelope)
             self.book.add(signed.entry, seen)
         except Refusal as refusal:
             raise DoesNotHoldError(f"entry {step} of the log does not hold: {refusal}") from refusal

@@ -9,9 +9,9 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from node.web.answers import Happened, Steps
 from protos.accounts import Account, Accounts, loss_of
 from protos.changes import Settings, words
 from protos.errors import Refusal
@@ -20,7 +20,7 @@ from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, EVALUATIONS_MAX, PUBLIC_KEY_BYTES
 from protos.log import Entry
 from protos.run_facts import phase_word
-from protos.text import printable
+from protos.text import finite, printable
 from protos.v1 import coordinator_pb2 as pb
 
 STEPS_MAX: Final = 8_000_000
@@ -39,39 +39,12 @@ SHARE_STEPS: Final = 20
 UNSEEN: Final = math.nan
 
 
-@dataclass(frozen=True)
-class RunEvent:
-    """One event of the feed. `step`: the last step at that time. `seen`: Unix seconds, or None if nobody here saw it come."""
-
-    number: int
-    step: int
-    kind: str
-    text: str
-    seen: float | None
-
-
-@dataclass(frozen=True)
-class Points:
-    """Columns of a chart: each point stands for the steps after the point before it, up to `steps[i]`.
-
-    Losses and learning rates are means over these steps. Tokens and bytes are sums from step 1 on.
-    """
-
-    steps: tuple[int, ...]
-    loss: tuple[float | None, ...]
-    tokens: tuple[int, ...]
-    payload_bytes: tuple[int, ...]
-    peers: tuple[float, ...]
-    lr: tuple[float, ...]
-    seen: tuple[float | None, ...]
-
-
 class RunStats:
     """The sums after the entries that were added so far."""
 
     def __init__(self, run_id: bytes) -> None:
         self.accounts = Accounts(run_id)
-        self.events: deque[RunEvent] = deque(maxlen=EVENTS_MAX)
+        self.events: deque[Happened] = deque(maxlen=EVENTS_MAX)
         self.votes = 0
         self._happened = 0
         self.settings: Settings = ()
@@ -177,7 +150,8 @@ class RunStats:
         self._happened += 1
         if kind == "snapshot" and self.events and self.events[-1].kind == kind:
             self.events.pop()
-        self.events.append(RunEvent(self._happened, self.head, kind, printable(text), seen))
+        told = Happened(number=self._happened, step=self.head, kind=kind, text=printable(text), seen=seen)
+        self.events.append(told)
 
     def shares(self) -> dict[bytes, float]:
         """Public key -> its part of the samples that counted in the last SHARE_STEPS steps."""
@@ -205,8 +179,8 @@ class RunStats:
         seconds = (now if now - last > STILL_TIMES * usual else last) - first
         return None if seconds <= 0 else ((self.head - head) / seconds, (self.tokens - tokens) / seconds)
 
-    def points(self, first: int, last: int, points_max: int) -> Points:
-        """The steps `first` to `last` as at most `points_max` points of equally many steps."""
+    def points(self, first: int, last: int, points_max: int) -> Steps:
+        """The steps `first` to `last` as at most `points_max` points of equally many steps, with mean losses and rates."""
         first, last = max(first, 1), min(last, self.head)
         count = max(last - first + 1, 0)
         width = max(-(-count // points_max), 1)
@@ -214,14 +188,15 @@ class RunStats:
         spans = [(max(end - width, first - 1), end) for end in ends]
         if ends:
             spans[-1] = (spans[-2][1] if len(spans) > 1 else first - 1, ends[-1])
-        return Points(
-            tuple(ends),
-            tuple(self._mean_loss(a, b) for a, b in spans),
-            tuple(self._tokens[b] for b in ends),
-            tuple(self._bytes[b] for b in ends),
-            tuple((self._peers[b] - self._peers[a]) / (b - a) for a, b in spans),
-            tuple((self._lr[b] - self._lr[a]) / (b - a) for a, b in spans),
-            tuple(finite(self._seen[b - 1]) for b in ends),
+        return Steps(
+            steps=ends,
+            loss=[self._mean_loss(a, b) for a, b in spans],
+            tokens=[self._tokens[b] for b in ends],
+            payload_bytes=[self._bytes[b] for b in ends],
+            peers=[(self._peers[b] - self._peers[a]) / (b - a) for a, b in spans],
+            lr=[(self._lr[b] - self._lr[a]) / (b - a) for a, b in spans],
+            seen=[finite(self._seen[b - 1]) for b in ends],
+            head=self.head,
         )
 
     def _mean_loss(self, after: int, last: int) -> float | None:
@@ -236,11 +211,6 @@ class RunStats:
         if self._ordered[0] != self.head:
             self._ordered = self.head, self.accounts.ordered()
         return self._ordered[1]
-
-
-def finite(value: float) -> float | None:
-    """The value; None for NaN and infinities, which JSON does not have."""
-    return value if math.isfinite(value) else None
 
 
 # What happened between two looks at a run, from the coordinator's facts: peers that came and went, phases, snapshots. Pure.

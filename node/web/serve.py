@@ -111,7 +111,7 @@ class Site:
 
     def _tell(self, run: Followed, told: int) -> None:
         if run.book.head > told:
-            steps = views.steps_of(run, told + 1, run.book.head, NEW_POINTS_MAX)
+            steps = run.book.points(told + 1, run.book.head, NEW_POINTS_MAX)
             self.channels.publish(run.run_hex, message("steps", steps.model_dump()))
         self.channels.publish(run.run_hex, message("run", views.run_of(run).model_dump()))
 
@@ -286,7 +286,7 @@ def write(run: Followed, folder: Path) -> None:
         data = folder / "data"
         (data / "log").mkdir(parents=True, exist_ok=True)
         _answer(data / "run.json", views.run_of(run))
-        _answer(data / "steps.json", views.steps_of(run, 1, run.book.head, POINTS_MAX))
+        _answer(data / "steps.json", run.book.points(1, run.book.head, POINTS_MAX))
         _answer(data / "ledger.json", views.ledger_of(run, 0, IDENTITIES_MAX))
         _answer(data / "invite.json", views.invite_of(run))
         _answer(data / "samples.json", views.samples_of(run))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Final
 
 from node.web import answers
 from node.web.followed import Followed
-from node.web.run_stats import RunEvent, finite, here, peers_of
-from protos.accounts import Account
+from node.web.run_stats import here, peers_of
+from protos.accounts import account_values, owner_values
 from protos.changes import Settings, with_settings
 from protos.errors import Refusal
 from protos.evaluation import Evaluation
 from protos.identity import peer_id
-from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES, SAMPLE_TEXT_BYTES_MAX
-from protos.owner import NOBODY, Owner, groups, owners_of
+from protos.limits import HASH_BYTES, SAMPLE_TEXT_BYTES_MAX
+from protos.owner import NOBODY, owners_of
 from protos.run_config import RunConfig
-from protos.run_facts import failure_values, peer_phase_word, phase_word, unconfirmed_words
+from protos.run_facts import failure_values, peer_values, phase_word, unconfirmed_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
-from protos.version import VERSION_CHARACTERS_MAX
 
 ALLREDUCE_BYTES_PER_PARAMETER: Final = 8
 """A ring sends each fp32 twice: once to reduce, once to gather."""
@@ -98,7 +97,7 @@ def run_of(run: Followed) -> answers.Run:
         peers_known=len(facts.peers),
         in_line=facts.in_line,
         written=written(run),
-        events=[_event(it) for it in list(book.events)[-EVENTS_MAX:]],
+        events=list(book.events)[-EVENTS_MAX:],
         failures=[answers.Failure(**row) for row in failure_values(facts.failures)],
         held_out=[answers.HeldOut(**it.values()) for it in book.held_out(HELD_OUT_MAX)],
         looked=run.looked,
@@ -132,21 +131,7 @@ def peers(run: Followed, facts: pb.GetRunResponse) -> list[answers.Peer]:
     owners = owners_of(shown)
     return [
         answers.Peer(
-            id=peer_id(peer.public_key),
-            phase=peer_phase_word(peer.phase),
-            device=printable(peer.device, DEVICE_CHARACTERS_MAX),
-            version=printable(peer.software_version, VERSION_CHARACTERS_MAX),
-            owner=owners.get(peer.public_key, NOBODY).name,
-            owner_standing=owners.get(peer.public_key, NOBODY).standing,
-            anchor=peer.anchor,
-            paused=peer.paused,
-            relayed=peer.relayed,
-            standing=printable(peer.standing, 32),
-            standing_reason=printable(peer.standing_reason),
-            applied_step=peer.applied_step,
-            votes_accepted=peer.votes_accepted,
-            samples_per_second=finite(peer.samples_per_second),
-            loss=finite(peer.loss) if peer.votes_accepted else None,
+            **peer_values(peer, owners.get(peer.public_key, NOBODY)),
             share=shares.get(peer.public_key, 0.0),
             last_step=accounts[peer.public_key].last_step if peer.public_key in accounts else 0,
             seen=run.seen.get(peer.public_key),
@@ -173,28 +158,9 @@ def _written(found: Evaluation) -> answers.Written:
     return answers.Written(step=found.step, peer=peer_id(found.author), text=text)
 
 
-def _event(it: RunEvent) -> answers.Happened:
-    return answers.Happened(number=it.number, step=it.step, kind=it.kind, text=it.text, seen=it.seen)
-
-
 def events_of(run: Followed, after: int) -> list[answers.Happened]:
     """The events of the feed with a larger number than `after`."""
-    return [_event(it) for it in run.book.events if it.number > after]
-
-
-def steps_of(run: Followed, first: int, last: int, points_max: int) -> answers.Steps:
-    """Columns of the steps `first` to `last`."""
-    points = run.book.points(first, last, points_max)
-    return answers.Steps(
-        steps=list(points.steps),
-        loss=list(points.loss),
-        tokens=list(points.tokens),
-        payload_bytes=list(points.payload_bytes),
-        peers=list(points.peers),
-        lr=list(points.lr),
-        seen=list(points.seen),
-        head=run.book.head,
-    )
+    return [it for it in run.book.events if it.number > after]
 
 
 def ledger_of(run: Followed, offset: int, limit: int) -> answers.Ledger:
@@ -205,55 +171,17 @@ def ledger_of(run: Followed, offset: int, limit: int) -> answers.Ledger:
     return answers.Ledger(
         to_step=run.book.head,
         identities=[
-            answers.LedgerLine(
-                id=account.id,
-                votes_accepted=account.votes_accepted,
-                samples=account.samples,
-                tokens=account.tokens,
-                payload_bytes=account.payload_bytes,
-                first_step=account.first_step,
-                last_step=account.last_step,
-                uptime=round(account.uptime, 4),
-                owner=by_id.get(account.id, NOBODY).name,
-                owner_standing=by_id.get(account.id, NOBODY).standing,
-            )
+            answers.LedgerLine(**account_values(account, by_id.get(account.id, NOBODY)))
             for account in accounts[offset : offset + limit]
         ],
         total=len(accounts),
         offset=offset,
-        owners=_by_owner(owners, run.book.accounts.by_key),
+        owners=[answers.OwnerLine(**row) for row in owner_values(owners, accounts)[:OWNERS_MAX]],
         exclusions=[
-            answers.ExcludedLine(
-                id=one.id,
-                step=one.step,
-                reason=printable(one.reason),
-                proven=one.proven,
-                verdicts=one.verdicts,
-                checkers=one.checkers,
-                by_operator=one.by_operator,
-                readmitted_step=one.readmitted_step,
-            )
+            answers.ExcludedLine(**asdict(one) | {"reason": printable(one.reason)})
             for one in run.book.accounts.exclusions[-EXCLUSIONS_MAX:]
         ],
     )
-
-
-def _by_owner(owners: Mapping[bytes, Owner], accounts: Mapping[bytes, Account]) -> list[answers.OwnerLine]:
-    """The owners whose votes count, the most votes first."""
-    voted = {key: owner for key, owner in owners.items() if key in accounts}
-    return [
-        answers.OwnerLine(
-            name=group.owner.name,
-            standing=group.owner.standing,
-            key=group.key_id,
-            identities=len(group.peers),
-            votes_accepted=sum(accounts[key].votes_accepted for key in group.peers),
-            samples=sum(accounts[key].samples for key in group.peers),
-            tokens=sum(accounts[key].tokens for key in group.peers),
-            payload_bytes=sum(accounts[key].payload_bytes for key in group.peers),
-        )
-        for group in groups(voted, lambda key: accounts[key].votes_accepted)[:OWNERS_MAX]
-    ]
 
 
 def invite_of(run: Followed) -> answers.InviteLink:

@@ -86,7 +86,7 @@ def test_eight_fakes_harm_nothing_in_a_run_of_three_with_an_anchor(tmp_path: Pat
         wait_for("the last state", lambda: swarm.events("late", "loading snapshot"))
         code, summary = late.finish(60)
         assert code == 0
-        assert summary["digest"] == swarm_digest(swarm)
+        assert summary["state_digest"] == swarm_digest(swarm)
     finally:
         swarm.close()
 

@@ -206,8 +206,9 @@ class Peer:
         await self.session.start(bootstrap)
         await self.session.enter(JoinFacts(LAYOUT, 1, "cpu"))
         await self.session.follow_from(0, self._invite.run_id)
-        await self.session.applied(0, self._state(0))
-        await self.session.stored(0, ROOT, 1000, kept=True)
+        outbox = self.session.parts.outbox
+        outbox.add_applied(0, self._state(0))
+        outbox.add_snapshot(0, ROOT, 1000, kept=True)
         self.addresses, self.joined = await self.session.host.addresses(), True
 
     async def _take(self, event: Event) -> None:
@@ -215,7 +216,7 @@ class Peer:
             raise event.error
         if isinstance(event, Committed):
             step = event.signed.entry.step
-            await self.session.applied(step, self._state(step))
+            self.session.parts.outbox.add_applied(step, self._state(step))
         elif isinstance(event, Opened) and event.ranges and self.publishes:
             task = asyncio.ensure_future(self._publish(event))
             self._tasks.add(task)

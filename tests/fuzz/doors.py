@@ -54,12 +54,11 @@ from protos import packing
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, SampleShare
 from protos.changes import changed_values, settings_body, settings_from_body, settings_of, with_settings
-from protos.end import open_end
 from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_bytes
 from protos.errors import DataError, NetworkError, OperatorError, Reason, Refusal
 from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
-from protos.invite import SCHEME, Invite
+from protos.invite import SCHEME, Invite, Ticket, open_ticket, seal_ticket, ticket_body
 from protos.log import (
     Contribution,
     Entry,
@@ -72,13 +71,13 @@ from protos.log import (
     run_id_of,
     summed_entry,
 )
+from protos.orders import open_end
 from protos.public_runs import list_text, open_runs, sealed_run
 from protos.run_config import RunConfig, config_from_json
 from protos.slices import Aggregate, joined, list_bytes
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
 from protos.tick import Tick, open_tick, tick_body
-from protos.ticket import Ticket, open_ticket, seal_ticket, ticket_body
 from protos.toml_file import describe as describe_mistakes
 from protos.v1 import archive_pb2, coordinator_pb2, log_pb2, update_pb2
 

@@ -176,7 +176,7 @@ def test_waits_between_tries_have_one_place_and_jitter() -> None:
     "line",
     [
         "delay = min(delay * 2, RETRY_SECONDS_MAX)",
-        "delay = min(2 * delay, patience.RETRY_SECONDS_MAX)",
+        "delay = min(2 * delay, waits.RETRY_SECONDS_MAX)",
         "self._delay = 0.0 if steady else min(max(2 * self._delay, FIRST), RESTART_SECONDS_MAX)",
         "wait = min(LACKING_SECONDS * 2**self._tries, ASK_AGAIN_SECONDS)",
         "delay *= 2",

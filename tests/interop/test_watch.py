@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from node.watch.watch_command import topic_of
-from protos.end import End, seal_end
 from protos.envelope import Kind, seal
 from protos.identity import Identity, peer_id
 from protos.invite import Invite
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
+from protos.orders import End, seal_end
 from tests.interop.world import LINE_SECONDS_MAX, ROOT, FakeCoordinator, Log, Watching, overlay_peer, watching
 
 # find_spec: libp2p and hivemind cannot be imported in one process
@@ -80,10 +80,10 @@ async def test_it_follows_a_run_to_its_end(tmp_path: Path) -> None:
         code, summary, _ = await watch.end()
     assert code == 0
     assert summary["why"] == "the run is finished"
-    assert (summary["head_step"], summary["head_hash"]) == (4, here.log.head.hex())
+    assert (summary["step"], summary["head"]) == (4, here.log.head.hex())
     assert (summary["entries_gossip"], summary["entries_coordinator"], summary["anchored_at"]) == (4, 0, None)
     assert summary["refused"] == {}
-    assert {row["peer"]: row["votes_accepted"] for row in summary["peers"]} == {p.peer_id: 4 for p in here.log.peers}
+    assert {row["id"]: row["votes_accepted"] for row in summary["peers"]} == {p.peer_id: 4 for p in here.log.peers}
     announced = [line for line in watch.lines if line["event"] == "announcement"]
     assert len(announced) == summary["announcements"] == 12
     assert {line["peer"] for line in announced} == {peer_id(p.public_key) for p in here.log.peers}
@@ -99,7 +99,7 @@ async def test_it_ends_where_the_operator_ended_the_run_and_says_why(tmp_path: P
         here.coordinator.end = seal_end(here.log.coordinator, here.invite.run_id, end)
         code, summary, _ = await watch.end()
     assert (code, summary["why"]) == (0, "the operator ended the run at step 2: the loss is good enough")
-    assert (summary["head_step"], summary["total_steps"]) == (2, 2)
+    assert (summary["step"], summary["steps"]) == (2, 2)
 
 
 async def test_it_fetches_what_gossip_did_not_bring(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_it_fetches_what_gossip_did_not_bring(tmp_path: Path) -> None:
     steps = [line["step"] for line in watch.lines if line["event"] == "entry"]
     assert steps == list(range(1, 76))
     assert [line["source"] for line in watch.lines if line["event"] == "entry"][70:] == ["coordinator"] * 4 + ["gossip"]
-    assert (code, summary["why"], summary["head_hash"]) == (0, "75 steps were seen", here.log.head.hex())
+    assert (code, summary["why"], summary["head"]) == (0, "75 steps were seen", here.log.head.hex())
 
 
 async def test_it_refuses_hostile_bytes_each_with_its_reason(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_it_refuses_hostile_bytes_each_with_its_reason(tmp_path: Path) -> 
         code, summary, _ = await watch.end()
     assert (code, summary["exit_code"], summary["why"]) == (130, 130, "interrupted")
     assert summary["refused"] == dict.fromkeys([*hostile, "replayed", "hash_mismatch"], 1)
-    assert (summary["head_step"], summary["late"], summary["repeated"]) == (2, 1, 1)
+    assert (summary["step"], summary["late"], summary["repeated"]) == (2, 1, 1)
     assert summary["overlay_restarts"] == 0
 
 
@@ -212,7 +212,7 @@ async def test_without_the_coordinator_it_starts_at_the_first_entry_that_it_hear
             await here.commit()
             await here.commit()
             code, summary, _ = await watch.end()
-    assert (code, summary["anchored_at"], summary["head_step"], summary["total_steps"]) == (0, 6, 7, None)
+    assert (code, summary["anchored_at"], summary["step"], summary["steps"]) == (0, 6, 7, None)
 
 
 async def test_it_ends_when_the_time_is_over(tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ async def test_it_watches_a_run_of_the_real_coordinator(tmp_path: Path) -> None:
                     code, summary, _ = await watch.end()
         finally:
             served.terminate()
-    assert (code, summary["why"], summary["total_steps"]) == (0, "the run is finished", 3)
-    assert summary["head_hash"] == log.head.hex()
+    assert (code, summary["why"], summary["steps"]) == (0, "the run is finished", 3)
+    assert summary["head"] == log.head.hex()
 
 
 async def _three_steps(host: Any, topic: str, log: Log, watch: Watching) -> None:

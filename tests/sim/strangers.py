@@ -21,10 +21,10 @@ from node.optim.digest import state_digest
 from node.wire.codec import payload_hash
 from protos import checks
 from protos.identity import Identity
+from protos.invite import Ticket
 from protos.log import Verdict
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from protos.tick import Tick
-from protos.ticket import Ticket
 from tests.sim.crowd import Crowd, Member
 from tests.unit.coordinator.driver import sha
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import psutil
+
 from node.overlay import guard
 from protos.invite import Invite
 
@@ -295,13 +297,5 @@ def digests_by_step(*peers: list[dict[str, Any]]) -> dict[int, set[str]]:
 
 def processes_with(text: str) -> list[str]:
     """Command lines of live processes that contain `text`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if text in line and int(entry.name) != os.getpid():
-                found.append(line)
-    return found
+    lines = {it.pid: " ".join(it.info["cmdline"] or ()) for it in psutil.process_iter(["cmdline"])}
+    return [line for pid, line in lines.items() if text in line and pid != os.getpid()]

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import pyte
 
 from tests.system.local_swarm import wait_for
@@ -139,13 +140,5 @@ class Terminal:
 
 def daemons_of(home: Path) -> list[int]:
     """p2pd processes that have the identity of this home."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if "p2pd" in line and f"-id={home}/identity.key" in line:
-                found.append(int(entry.name))
-    return found
+    lines = {it.pid: " ".join(it.info["cmdline"] or ()) for it in psutil.process_iter(["cmdline"])}
+    return [pid for pid, line in lines.items() if "p2pd" in line and f"-id={home}/identity.key" in line]

@@ -46,7 +46,7 @@ def test_the_default_run_learns_and_no_replica_ever_differs(result: tuple[dict[s
     values, shown, output = result
     steps = values["steps"]
     assert values["loss_last"] < (0.6 if steps == STEPS else 0.9) * values["loss_first"]
-    assert len({peer["digest"] for peer in values["peers"]}) == 1
+    assert len({peer["state_digest"] for peer in values["peers"]}) == 1
     by_step: dict[int, set[str]] = {}
     for index in range(len(values["peers"])):
         lines = (output / f"peer-{index}.steps.jsonl").read_text().splitlines()
@@ -87,7 +87,10 @@ def test_the_exported_model_is_the_replicated_state_bit_for_bit(result: tuple[di
 
     values, _, _ = result
     model = AutoModelForCausalLM.from_pretrained(values["checkpoint"])
-    assert state_digest([parameter for _, parameter in model.named_parameters()]).hex() == values["peers"][0]["digest"]
+    assert (
+        state_digest([parameter for _, parameter in model.named_parameters()]).hex()
+        == values["peers"][0]["state_digest"]
+    )
     tokenizer = AutoTokenizer.from_pretrained(values["checkpoint"])
     assert tokenizer.decode(tokenizer("def f(x): ...")["input_ids"]) == "def f(x): ..."
 
@@ -104,7 +107,7 @@ def test_the_archive_proves_the_run(result: tuple[dict[str, Any], str, Path], tm
     steps = values["steps"]
     code, verdict = verified(output)
     assert (code, verdict["ok"], verdict["steps"]) == (0, True, steps), verdict
-    assert verdict["state_digest"] == values["peers"][0]["digest"]
+    assert verdict["state_digest"] == values["peers"][0]["state_digest"]
     assert verdict["weights"].startswith("bit-identical")
     assert verdict["votes_signed_by_author"] >= 0.9 * verdict["votes"]  # gossip may lose a few
 
@@ -133,7 +136,7 @@ def test_a_strict_run_repeats_bit_for_bit(tmp_path: Path) -> None:
     first = demo(*flags, "--output", str(tmp_path / "a"))
     second = demo(*flags, "--output", str(tmp_path / "b"))
     assert first[0] == second[0] == 0, first[2] + second[2]
-    assert first[1]["peers"][0]["digest"] == second[1]["peers"][0]["digest"]
+    assert first[1]["peers"][0]["state_digest"] == second[1]["peers"][0]["state_digest"]
     assert {peer["id"] for peer in first[1]["peers"]}.isdisjoint(peer["id"] for peer in second[1]["peers"])
 
 

@@ -63,7 +63,7 @@ def test_a_machine_without_a_run(tmp_path: Path) -> None:
     values = json.loads(done.stdout)
     found = by_name(values)
     assert {"device", "memory", "disk", "clock", "ports", "versions"} <= found.keys()
-    assert (values["run"], values["prediction"]) == (None, None)
+    assert (values["name"], values["prediction"]) == (None, None)
     assert found["ports"]["verdict"] == "ok"
     assert "format 1" in found["versions"]["text"]
     assert not (tmp_path / "home").exists(), "it looked, and left nothing"

@@ -31,12 +31,12 @@ def test_a_run_s_model_is_had_while_it_goes_on(tmp_path: Path) -> None:
         told = json.loads(done.stdout.splitlines()[-1])
         swarm.wait_step("ada", told["step"] + 5)
         assert told["step"] >= 25
-        assert digests_by_step(swarm.steps("ada"))[told["step"]] == {told["digest"]}, "it is not the run's state"
+        assert digests_by_step(swarm.steps("ada"))[told["step"]] == {told["state_digest"]}, "it is not the run's state"
         after = [line for line in swarm.steps("ada") if line["step"] > 25]
         assert all(line["accepted"] for line in after), "the copy cost the run a step"
         assert all(line["peers"] == 1 for line in after), "the copier took part"
         card = (folder / "README.md").read_text()
-        assert told["digest"] in card
+        assert told["state_digest"] in card
         assert "1 peer trained this model" in card
         assert re.search(r"\| loss of the step, nats a token \| \d\.\d{4} \|", card)
         assert str(tmp_path) not in card, "the card names a folder of this machine"

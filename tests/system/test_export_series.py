@@ -77,9 +77,9 @@ def test_the_model_of_now_goes_to_a_hub_with_its_ledger(tmp_path: Path, hub: Hub
         assert code == 0, copier.log.read_text()[-3000:]
         sha, files = hub.repos["ada/now"].commits[-1]
         assert told["hub"] == f"{hub.url}/ada/now/commit/{sha}"
-        assert json.loads(files[MARK])["state_digest"] == told["digest"]
+        assert json.loads(files[MARK])["state_digest"] == told["state_digest"]
         card = files[CARD].decode()
-        assert told["digest"] in card
+        assert told["state_digest"] in card
         assert "swarmentum verify ARCHIVE --model FOLDER --run " in card
         ledger = card.partition("## Who trained it")[2]
         assert "1 identities, 0 exclusions" in ledger

@@ -268,7 +268,7 @@ def test_one_peer_alone_stopped_and_resumed_ends_like_one_that_never_stopped(tmp
             code, summary = swarm.join("ada").finish(90)
             assert code == 0
             assert [line["step"] for line in swarm.steps("ada")][-1] == 18
-            digests.append(summary["digest"])
+            digests.append(summary["state_digest"])
     assert digests[0] == digests[1], "stopping and going on changed the weights"
 
 

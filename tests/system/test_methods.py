@@ -42,6 +42,12 @@ one_in = 8
 selection = "independent"
 one_in = 8
 """,
+    "the paper's, of three k": """
+method = "paper"
+chunk = 32
+top_k = 16
+beta = 0.95
+""",
     "DiLoCo with DeMo": """
 recipe = "diloco-demo"
 local = { steps = 4, lr = 2e-3 }
@@ -60,21 +66,26 @@ local = { steps = 4, lr = 2e-3 }
 }
 
 
+OTHER_SIZES = {METHODS["the paper's, of three k"]: (("--set", "vote_size=64"), ("--set", "vote_size=25%"))}
+"""Peers of that method may send votes of sizes of their own: bob's and cyd's."""
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_replicas_stay_equal_learn_and_can_be_joined(method: str, tmp_path: Path) -> None:
+    bobs, cyds = OTHER_SIZES.get(method, ((), ()))
     with LocalSwarm(tmp_path, f"{RUN}[optimizer]\nwarmup_steps = 3\n{method}") as swarm:
         swarm.join("ada")
-        swarm.join("bob")
+        swarm.join("bob", *bobs)
         swarm.wait_step("ada", 20)
-        swarm.join("cyd")
+        swarm.join("cyd", *cyds)
         wait_for("vote of cyd", lambda: any(line["accepted"] for line in swarm.steps("cyd")))
         assert swarm.steps("cyd")[0]["step"] > 15, "it started from the initial state, not from an agreed snapshot"
         upto = swarm.last_step("cyd") + 5
         for name in ("ada", "bob", "cyd"):
             swarm.wait_step(name, upto)
         swarm.processes["bob"].kill()
-        swarm.join("bob")
+        swarm.join("bob", *bobs)
         before = sum(line["accepted"] for line in swarm.steps("bob"))
         wait_for("vote of bob", lambda: sum(line["accepted"] for line in swarm.steps("bob")) > before)
         every = digests_by_step(*(swarm.steps(name) for name in ("ada", "bob", "cyd")))

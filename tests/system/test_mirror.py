@@ -47,5 +47,5 @@ def test_a_joiner_gets_the_model_from_a_mirror_when_all_are_gone(tmp_path: Path)
         told = digests_by_step(*(swarm.steps(name) for name in ("ada", "bob", "anchor")))
         assert values["step"] == 20
         assert all(len(digests) == 1 for digests in told.values())
-        assert {values["digest"]} == told[20]
+        assert {values["state_digest"]} == told[20]
         mirror.close()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from node.link.client import CoordinatorClient
@@ -66,16 +67,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 
 def children_of(parent: int) -> list[int]:
     """The processes that a process started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == parent and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+    return [it.pid for it in psutil.Process(parent).children() if it.status() != psutil.STATUS_ZOMBIE]
 
 
 async def joined(invite: Invite) -> None:

@@ -52,7 +52,7 @@ def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm
     over = f"the operator ended the run at step {end}: good enough"
     status = swarm.status()
     assert (status["phase"], status["reason"], status["step"], status["steps"]) == ("finished", over, end, end)
-    assert status["snapshot"]["step"] == end, "no multiple of snapshot_every"
+    assert status["snapshot_step"] == end, "no multiple of snapshot_every"
 
     late = swarm.join("cyd", "--export", str(swarm.folder / "model"))
     code, summary = late.finish(90)
@@ -60,7 +60,7 @@ def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm
     assert (summary["step"], summary["steps_applied"]) == (end, 0), "it loaded the last state"
     assert (swarm.folder / "model" / "model.safetensors").is_file()
     [digest] = digests_by_step(swarm.steps("ada"), swarm.steps("bob"), swarm.steps("anchor"))[end]
-    assert summary["digest"] == digest
+    assert summary["state_digest"] == digest
     assert anchor.child.poll() is None, "it serves the last state on"
 
     code, verdict = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from node.control.control_server import call
@@ -25,6 +26,7 @@ STOP_SECONDS_MAX = 20.0
 START_SECONDS_MAX = 200.0
 """Torch is loaded in 4 s where nothing else runs."""
 SIZE = (80, 24)
+VIEW = "node.terminal.peer_view"
 WRITE = {"aarch64": "64"}.get(platform.machine(), "1")
 """The kernel's number of `write`."""
 # One way to end it stands for all; `make nightly` tries each.
@@ -68,17 +70,10 @@ def join(link: str, home: Path, *flags: str, size: tuple[int, int] | None = SIZE
     return Terminal("node", "join", link, *at, *flags, size=size, in_shell=in_shell)
 
 
-def view_of(home: Path) -> int:
-    """The process that draws."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"node.terminal.peer_view" in command and str(home).encode() in command:
-                return int(entry.name)
-    return 0
+def view_of(home: Path) -> list[int]:
+    """The processes that draw."""
+    lines = {it.pid: it.info["cmdline"] or [] for it in psutil.process_iter(["cmdline"])}
+    return [pid for pid, words in lines.items() if VIEW in words and str(home) in words]
 
 
 def writes(pid: int) -> bool:
@@ -183,7 +178,8 @@ def test_a_view_that_is_killed_costs_the_peer_nothing(swarm: LocalSwarm, tmp_pat
         before = terminal.modes()
         terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
         step = call(tmp_path, "me")["step"]
-        os.kill(view_of(tmp_path), signal.SIGKILL)
+        [view] = view_of(tmp_path)
+        os.kill(view, signal.SIGKILL)
         terminal.wait_for("plain lines", lambda: "the terminal view has ended (exit code -9)" in terminal.look())
         terminal.wait_for("steps", lambda: call(tmp_path, "me")["step"] > step + 2)
         assert terminal.modes() == before
@@ -210,7 +206,7 @@ def test_a_window_that_takes_no_output_holds_up_nothing(swarm: LocalSwarm, tmp_p
     """Ctrl-S, or a `screen` that is stopped: nobody reads what the view writes."""
     with join(another_run(swarm, tmp_path, 1000000), tmp_path) as terminal:
         terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
-        wait_for("a full window", lambda: writes(view_of(tmp_path)), 120.0)
+        wait_for("a full window", lambda: any(map(writes, view_of(tmp_path))), 120.0)
         step = call(tmp_path, "me")["step"]
         wait_for("steps", lambda: call(tmp_path, "me")["step"] > step + 5)
         os.kill(terminal.pid, signal.SIGTERM)

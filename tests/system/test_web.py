@@ -143,7 +143,7 @@ def test_the_browser_verifies_the_log_and_shows_its_numbers(
         assert page.inner_text("#step").startswith(f"step {STEPS} of {STEPS}")
         assert page.inner_text("#phase").startswith("finished")
         assert same_ledger(page, ledger(swarm.invite.run_id, log))
-        assert page.locator("#ledger tbody td:nth-child(2)").all_inner_texts() == [f"{OWNER} (claimed)"] * 2
+        assert page.locator("#ledger tbody td:nth-child(2)").all_inner_texts() == [OWNER] * 2
         assert page.locator("#owners tbody td:nth-child(1)").all_inner_texts() == [OWNER]
         facts = asked(one)
         held = {it["step"]: f"{it['loss']:.4f}" for it in facts["held_out"]}
@@ -367,7 +367,7 @@ def test_what_a_peer_calls_itself_is_text_and_the_page_is_live(
         device, version = (page.inner_text(f"#peers tbody td:nth-child({place})") for place in (6, 7))
         assert device.startswith("<script>window.evil=1</script>[/x]?[2J")
         assert version == "<script>window.evil=1</script>[/"
-        assert page.inner_text("#peers tbody td:nth-child(2)") == f"{EVIL_NAME} (claimed)"
+        assert page.inner_text("#peers tbody td:nth-child(2)") == EVIL_NAME
         assert "\u202e" not in page.content()
         assert "\x1b" not in page.content()
         assert page.evaluate("window.evil") is None

@@ -45,7 +45,7 @@ def test_table_fits_a_terminal_and_tells_the_factor() -> None:
 
 
 def test_unequal_digests_are_loud() -> None:
-    assert "NOT EQUAL" in render(peers_table([ROW, replace(ROW, digest="cd")], 10))
+    assert "NOT EQUAL" in render(peers_table([ROW, replace(ROW, state_digest="cd")], 10))
 
 
 def test_chart_has_the_width_asked_for() -> None:

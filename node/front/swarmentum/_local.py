@@ -21,7 +21,8 @@ import tomli_w
 from pydantic import ValidationError
 
 from node.commands.processes import ANCHOR, COORDINATOR, LOOPBACK, OFFLINE, RELAY, LocalProcesses, Processes
-from node.commands.status import as_values, fetch
+from node.commands.status import as_values
+from node.link.run_reader import read_facts
 from protos import toml_file
 from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError
@@ -114,7 +115,7 @@ class Local:
     def status(self) -> dict[str, Any]:
         """The facts of the run now, as `swarmentum status --json` prints them. Raises NetworkError."""
         self._check_open()
-        facts, config = in_own_loop(fetch(self._invite))
+        facts, config = in_own_loop(read_facts(self._invite))
         return as_values(facts, config, self._invite.run_id)
 
     def steps(self, name: str) -> list[dict[str, Any]]:

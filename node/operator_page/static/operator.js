@@ -173,10 +173,10 @@ function showRun(it) {
   ]);
   by("peers-note").textContent = it.peers_known > it.peers.length ? `The first ${it.peers.length} of ${it.peers_known} are shown.` : "";
   table("peers", ["peer", "phase", "standing", "step", "votes", "device", ""], it.peers, (peer) => [
-    peer.peer, peer.phase, peer.reason ? `${peer.standing}: ${peer.reason}` : peer.standing || "-", whole(peer.step), whole(peer.votes_accepted), peer.device || "-",
+    peer.id, peer.phase, peer.standing_reason ? `${peer.standing}: ${peer.standing_reason}` : peer.standing || "-", whole(peer.applied_step), whole(peer.votes_accepted), peer.device || "-",
     peer.standing === "excluded"
-      ? button("Readmit", `Readmit ${peer.peer}`, () => act("readmit", { peer: peer.peer }))
-      : button("Exclude ...", `Exclude ${peer.peer}`, () => { by("peer").value = peer.peer; by("peer-reason").focus(); }),
+      ? button("Readmit", `Readmit ${peer.id}`, () => act("readmit", { peer: peer.id }))
+      : button("Exclude ...", `Exclude ${peer.id}`, () => { by("peer").value = peer.id; by("peer-reason").focus(); }),
   ]);
   table("settings", ["setting", "value", "since"], it.settings, (row) => [
     row.key, JSON.stringify(row.value), row.from_step > 1 ? `step ${whole(row.from_step)}` : "the beginning",

@@ -25,7 +25,7 @@ const X = {
 
 // The name that a peer gives as its owner's, and whether the owner's key signed for it.
 function owner(it) {
-  return it.owner ? element("span", {}, element("bdi", {}, it.owner), ` (${it.owner_standing})`) : "-";
+  return it.owner ? element("bdi", {}, it.owner) : "-";
 }
 
 class Page {
@@ -236,7 +236,7 @@ class Page {
     const failures = facts.failures.slice(0, FAILURES_MAX).map((it) => `${it.count} for ${it.reason} (version ${it.version})`).join(", ");
     by("failures").hidden = failures === "";
     by("failures").textContent = `Could not join, as they say: ${failures}.`;
-    const heads = [["peer"], ["owner"], ["phase"], ["last seen"], ["link"], ["device"], ["version"], ["standing"], ["share", "number"], ["samples/s", "number"], ["loss", "number"], ["last vote", "number"], ["votes", "number"]];
+    const heads = [["peer"], ["claimed owner"], ["phase"], ["last seen"], ["link"], ["device"], ["version"], ["standing"], ["share", "number"], ["samples/s", "number"], ["loss", "number"], ["last vote", "number"], ["votes", "number"]];
     const rows = facts.peers.map((it) => [
       it.id.slice(-8),
       owner(it),
@@ -263,16 +263,16 @@ class Page {
     const step = proven ? this.proof.step : this.ledger.to_step;
     const source = proven ? "added up by your browser from the entries that it verified" : "as this page's server added it up";
     by("ledger-note").textContent = `Steps 1 to ${whole(step)}, ${source}. ${whole(total)} identities${total > lines.length ? `, the first ${lines.length} are shown` : ""}.`;
-    const heads = [["identity"], ["owner"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"], ["steps"], ["uptime", "number"]];
+    const heads = [["identity"], ["claimed owner"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"], ["steps"], ["uptime", "number"]];
     const owned = new Map(this.ledger.identities.map((it) => [it.id, owner(it)]));
     table("ledger", heads, lines.map((it) => [
       it.id, owned.get(it.id) ?? "-", whole(it.votes_accepted), whole(it.samples), whole(it.tokens), bytes(it.payload_bytes),
       `${whole(it.first_step)} to ${whole(it.last_step)}`, percent(it.uptime),
     ]), lines.map((it) => it.id));
     by("by-owner").hidden = this.ledger.owners.length === 0;
-    const sums = [["owner"], ["signed by"], ["identities", "number"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"]];
+    const sums = [["claimed owner"], ["identities", "number"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"]];
     table("owners", sums, this.ledger.owners.map((it) => [
-      element("bdi", {}, it.name), it.key ? it.key.slice(-8) : "nobody: a claim", whole(it.identities),
+      element("bdi", {}, it.name), whole(it.identities),
       whole(it.votes_accepted), whole(it.samples), whole(it.tokens), bytes(it.payload_bytes),
     ]));
     const out = this.ledger.exclusions.map((it) => {

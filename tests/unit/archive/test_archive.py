@@ -342,7 +342,7 @@ def test_a_run_with_operators_keys_excludes_by_their_order_alone(tmp_path: Path,
     found = life.verify()
     if len(signers) < keys.needed:
         assert (found.ok, found.first_bad_step, found.steps) == (False, 2, 1)
-        with pytest.raises(OperatorError, match="does not hold at entry 2"):
+        with pytest.raises(OperatorError, match="entry 2 of the log does not hold"):
             ledger.of(str(life.folder))
         return
     assert found.ok, found.reason
@@ -592,7 +592,7 @@ def test_a_gap_is_not_proven(life: Life) -> None:
     assert "steps 3 to 4 are not in this archive" in found.reason
     assert life.verify(from_step=4).ok
     assert life.verify(from_step=4).steps == 2
-    with pytest.raises(OperatorError, match="does not hold at entry 3"):
+    with pytest.raises(OperatorError, match="entry 3 of the log does not hold"):
         ledger.ledger(*ledger.archived_entries(life.archive))
 
 
@@ -679,5 +679,5 @@ def test_the_ledger_counts_what_the_log_says(life: Life) -> None:
 def test_the_ledger_takes_no_forged_entry(life: Life) -> None:
     life.steps(3)
     rewrite(files.segments(life.archive)[0].path(files.LOG), lambda r: [*r[:2], flipped(r[2])])
-    with pytest.raises(OperatorError, match="does not hold at entry 3"):
+    with pytest.raises(OperatorError, match="entry 3 of the log does not hold"):
         ledger.of(str(life.folder))

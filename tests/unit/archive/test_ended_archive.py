@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from node.archive.verify import text
-from protos.end import End, seal_end
 from protos.identity import Identity, peer_id
+from protos.orders import End, seal_end
 from tests.unit.archive.test_archive import ADA, COORDINATOR, Life
 
 

@@ -28,7 +28,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "5137012ca83cb3fe"
+FINGERPRINT = "55136e9bdb885cb3"
 
 
 def fresh_of(harness: Harness) -> Run:
@@ -274,6 +274,16 @@ def test_a_checkpoint_from_before_the_life_of_a_run_still_counts(played: Swarm) 
     assert len(later) == 8
     values["run"]["map"] = [field for field in fields if field not in later]
     assert checkpoint.load(fresh, json.dumps(values).encode()) == run
+
+
+def test_a_checkpoint_from_before_owners_lost_their_keys_still_counts(played: Swarm) -> None:
+    fresh, cut = fresh_of(played), max(n for n, it in enumerate(played.journal, 1) if isinstance(it, EntryCommitted))
+    run = machine.restore(fresh, played.journal[:cut], 0)
+    old = checkpoint.dump(run).replace(
+        b'[["name",""]]', b'[["name",""],["public_key",{"bytes":""}],["signature",{"bytes":""}]]'
+    )
+    assert len(old) > len(checkpoint.dump(run))
+    assert checkpoint.load(fresh, old) == run
 
 
 # ---- in a coordinator that serves ------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalE
 from coordinator.store.lease import LEASE_SECONDS, HeldLease, Lease, held_since
 from protos.errors import OperatorError
 from protos.identity import Identity
+from protos.invite import Ticket
 from protos.log import FORMAT_VERSION, run_id_of
-from protos.ticket import Ticket
 from protos.v1 import log_pb2
 from tests.system.postgres import Postgres, server_or_skip
 from tests.unit.coordinator.driver import Swarm, config

@@ -30,8 +30,8 @@ from coordinator.store.wait_queues import FILE, RETURN_MS_MAX, WaitQueues
 from node.link.client import CoordinatorClient
 from protos.admission_config import AdmissionConfig
 from protos.errors import RefusedError
+from protos.invite import Ticket, seal_ticket
 from protos.run_config import RunConfig
-from protos.ticket import Ticket, seal_ticket
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 from tests.unit.coordinator.driver import LAYOUT

@@ -89,14 +89,14 @@ async def test_a_peer_is_excluded_and_readmitted_and_invites_are_made_and_revoke
                 await eventually(lambda: here.runtime.run.peers)
                 facts = await good(page, "run", run)
                 name = peer_id(peer.key)
-                assert [it["peer"] for it in facts["peers"]] == [name]
+                assert [it["id"] for it in facts["peers"]] == [name]
                 assert [(it["label"], it["uses_left"], it["used_by"]) for it in facts["invites"]] == [
                     ("for ada", 1, [name])
                 ]
                 assert (await bad(page, "exclude", run, peer="nobody", reason="x"))[0] == 400
                 await good(page, "exclude", run, peer=name[-8:], reason="sends noise")
                 [row] = (await good(page, "run", run))["peers"]
-                assert (row["standing"], "sends noise" in row["reason"]) == ("excluded", True)
+                assert (row["standing"], "sends noise" in row["standing_reason"]) == ("excluded", True)
                 await good(page, "readmit", run, peer=name)
                 [row] = (await good(page, "run", run))["peers"]
                 assert row["standing"] != "excluded"

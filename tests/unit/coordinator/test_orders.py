@@ -36,14 +36,13 @@ from node.archive.ledger import export_log, log_entries
 from protos import limits
 from protos.admission_config import AdmissionConfig, OperatorsConfig
 from protos.changes import settings_of
-from protos.end import End, open_end, seal_end
 from protos.envelope import Kind, seal_bytes
 from protos.errors import OperatorError, Refusal
 from protos.identity import Identity
+from protos.invite import Ticket
 from protos.log import Chain, Entry, Exclusion, entry_body, seal_entry
-from protos.orders import OperatorOrder, SignedOrder, order_body, order_id
+from protos.orders import End, OperatorOrder, SignedOrder, open_end, order_body, order_id, seal_end
 from protos.run_config import RunConfig, config_from_json
-from protos.ticket import Ticket
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 from tests.unit.coordinator.driver import Harness, config, joined, key

@@ -340,7 +340,7 @@ async def test_from_the_command_to_the_peer_that_is_told_why_and_comes_back(tmp_
         assert [len(tick_of(await peer.until("tick")).roster) for peer in (ada, bob)] == [2, 2]
         with operated(here, "peer") as run:
             listed = await run("list", settings.name)
-            assert {row["peer"]: row["standing"] for row in listed} == {
+            assert {row["id"]: row["standing"] for row in listed} == {
                 peer_id(ada.key): "counted",
                 peer_id(bob.key): "counted",
             }
@@ -352,7 +352,7 @@ async def test_from_the_command_to_the_peer_that_is_told_why_and_comes_back(tmp_
                 with pytest.raises(RefusedError, match="the reason takes 1 to 256 bytes, printable"):
                     await run("exclude", settings.name, peer_id(bob.key), "--reason", bad)
             [done] = await run("exclude", settings.name, peer_id(bob.key)[-8:], "--reason", reason)
-            assert done == {"peer": peer_id(bob.key), "excluded": True, "reason": reason, "known": True}
+            assert done == {"id": peer_id(bob.key), "excluded": True, "reason": reason, "known": True}
             with pytest.raises(SessionLostError):
                 await bob.client.report(pb.ReportBody())
             with pytest.raises((StopAsyncIteration, NetworkError)):
@@ -367,7 +367,7 @@ async def test_from_the_command_to_the_peer_that_is_told_why_and_comes_back(tmp_
             with pytest.raises(RefusedError, match="excluded already"):
                 await run("exclude", settings.name, peer_id(bob.key), "--reason", reason)
             [row] = [row for row in await run("list", settings.name) if row["standing"] == "excluded"]
-            assert (row["peer"], row["reason"], row["by_operator"]) == (peer_id(bob.key), told, True)
+            assert (row["id"], row["standing_reason"], row["by_operator"]) == (peer_id(bob.key), told, True)
     async with served(tmp_path, settings) as here, peers(here, 2) as (ada, bob):  # killed and started again
         with pytest.raises(RefusedError, match=told):
             await bob.join()
@@ -380,7 +380,7 @@ async def test_from_the_command_to_the_peer_that_is_told_why_and_comes_back(tmp_
         assert (excluded.step, excluded.by_operator, excluded.proven) == (1, True, False)
         with operated(here, "peer") as run:
             [back] = await run("readmit", settings.name, peer_id(bob.key)[-6:])
-            assert back == {"peer": peer_id(bob.key), "excluded": False}
+            assert back == {"id": peer_id(bob.key), "excluded": False}
             with pytest.raises(RefusedError, match="is not excluded"):
                 await run("readmit", settings.name, peer_id(bob.key))
             await bob.join(from_step=1)
@@ -390,7 +390,7 @@ async def test_from_the_command_to_the_peer_that_is_told_why_and_comes_back(tmp_
             assert not here.runtime.run.standings
             stranger = Identity.generate().peer_id
             assert not (await run("exclude", settings.name, stranger, "--reason", "x"))[0]["known"]
-            assert stranger in {row["peer"] for row in await run("list", settings.name)}
+            assert stranger in {row["id"] for row in await run("list", settings.name)}
 
 
 async def test_each_join_that_is_refused_is_counted_by_its_kind(tmp_path: Path) -> None:

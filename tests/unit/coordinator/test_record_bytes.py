@@ -14,16 +14,16 @@ from coordinator.clock import records
 from coordinator.store.journal import Journal
 from protos.assignment import Range, SampleShare
 from protos.changes import settings_of
-from protos.end import End
 from protos.envelope import Kind, seal
 from protos.equivocation import prove
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity
+from protos.invite import Ticket
 from protos.log import Contribution, Entry, Equivocation, Exclusion, Verdict, entry_body, entry_hash, lr_to_bits
-from protos.orders import OperatorOrder, order_body
+from protos.orders import End, OperatorOrder, order_body
 from protos.owner import Owner
 from protos.tick import Tick
-from protos.ticket import Ticket
+from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2, update_pb2
 
 COORDINATOR = Identity.from_seed(bytes(32))
@@ -105,7 +105,7 @@ def every_kind() -> dict[str, records.Record]:
         "archived": records.RunArchived(True),
         "not archived": records.RunArchived(False),
         "decay": records.DecayStarted(700, 300),
-        "owner": records.OwnerNamed(17, a(3), Owner("Ada, ☕", a(4), bytes([5]) * 64)),
+        "owner": records.OwnerNamed(17, a(3), Owner("Ada, ☕")),
         "no owner": records.OwnerNamed(117, a(3), Owner()),
         "evaluated": records.Evaluated(50, Identity.from_seed(a(5)).public_key, evaluation()),
         "changed": records.SettingsChanged(700, settings_of({"clock.steps": 2000, "optimizer.lr": 5e-4})),
@@ -144,6 +144,14 @@ def test_records_that_were_written_long_ago_are_read(journal: Journal) -> None:
             row = {"run": RUN_ID, "number": number, "kind": kind, "step": step, "body": bytes.fromhex(body)}
             connection.execute(insert, row)
     assert list(journal.records(RUN_ID)) == list(every_kind().values())
+
+
+def test_an_owner_whose_key_signed_in_an_earlier_version_keeps_the_name(journal: Journal) -> None:
+    body = a(3) + pb.Owner(name="Ada, ☕", public_key=a(4), signature=bytes([5]) * 64).SerializeToString()
+    with journal._engine.begin() as connection:
+        row = {"run": RUN_ID, "body": body}
+        connection.execute(sa.text("INSERT INTO records VALUES (:run, 0, 'owner', 17, :body)"), row)
+    assert list(journal.records(RUN_ID)) == [every_kind()["owner"]]
 
 
 def test_a_kind_that_nobody_writes_is_an_error(journal: Journal) -> None:

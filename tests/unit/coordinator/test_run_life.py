@@ -28,12 +28,12 @@ from coordinator.commands import operator
 from coordinator.store import journal as journal_module
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal, JournalError
-from protos.end import End, open_end, seal_end
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.identity import Identity
 from protos.log import lr_from_bits, run_id_of
 from protos.optimizer_config import OptimizerConfig
+from protos.orders import End, open_end, seal_end
 from protos.run_config import RunConfig
 from protos.run_facts import phase_word
 from protos.v1 import coordinator_pb2 as pb

@@ -12,8 +12,8 @@ from coordinator.clock.state import Peer, PeerPhase, Phase
 from coordinator.clock.trust import Standing
 from protos.admission_config import AdmissionConfig
 from protos.identity import peer_id
+from protos.invite import Ticket
 from protos.run_config import RunConfig, TrustConfig
-from protos.ticket import Ticket
 from tests.unit.coordinator.driver import (
     LAYOUT,
     Harness,

@@ -25,10 +25,9 @@ from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.grpc_errors import SessionLostError
 from protos.identity import Identity
-from protos.invite import Invite
+from protos.invite import Invite, Ticket, seal_ticket
 from protos.log import run_id_of
 from protos.run_config import RunConfig
-from protos.ticket import Ticket, seal_ticket
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2

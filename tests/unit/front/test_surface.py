@@ -146,7 +146,7 @@ def test_the_archive_holds_and_a_changed_byte_is_found(home: Path, tmp_path: Pat
     broken = swarmentum.verify(copied)
     assert not broken.ok
     assert broken.first_bad_step is not None
-    with pytest.raises(swarmentum.OperatorError, match="does not hold at entry"):
+    with pytest.raises(swarmentum.OperatorError, match="of the log does not hold"):
         swarmentum.read_run(copied)
 
 

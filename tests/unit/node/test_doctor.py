@@ -256,7 +256,7 @@ def test_the_prediction_follows_speed() -> None:
 def test_the_json_has_every_line_and_the_prediction() -> None:
     found = lines.of_devices(GPU) + lines.of_here(HERE) + run_lines.of_run(FOUND)
     values = json.loads(json.dumps(as_values(found, FOUND)))
-    assert values["run"] == "tiny"
+    assert values["name"] == "tiny"
     assert values["prediction"]["samples_a_step"] == 16
     assert {"name", "verdict", "text", "todo"} == values["lines"][0].keys()
     assert values["verdict"] == "warning", "this machine has a router before it, and no relay"

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from node.training.ending import AGREED_SECONDS_MAX, LastStep
-from protos.end import End
 from protos.errors import DivergedError, NetworkError, SwarmentumError
+from protos.orders import End
 
 HEAD, OTHER = bytes([1]) * 32, bytes([2]) * 32
 

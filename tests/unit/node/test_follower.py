@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from node.patience import RETRY_SECONDS_MIN
 from node.swarm import follower as module
 from node.swarm.events import Agreed, Failed, Finished
 from node.swarm.follower import Follower
 from protos.errors import NetworkError, RefusedError
 from protos.grpc_errors import SessionLostError
 from protos.v1 import coordinator_pb2 as pb
+from protos.waits import RETRY_SECONDS_MIN
 
 
 async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

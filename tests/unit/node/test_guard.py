@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from node.overlay import guard
@@ -28,17 +29,12 @@ sys.exit(guard._watch(int(sys.argv[1]), sys.argv[2:]))
 
 def sleepers(above: int) -> list[int]:
     """`sleep` processes among a process and its children."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text().rpartition(")")[2].split()
-                name = (entry / "comm").read_text().strip()
-            except OSError:
-                continue
-            if name == "sleep" and stat[0] != "Z" and (int(entry.name) == above or int(stat[1]) == above):
-                found.append(int(entry.name))
-    return found
+    try:
+        process = psutil.Process(above)
+        found = [it for it in (process, *process.children()) if it.name() == "sleep"]
+        return [it.pid for it in found if it.status() != psutil.STATUS_ZOMBIE]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def until(what: object, seconds: float = 20.0) -> bool:

@@ -103,13 +103,17 @@ def test_the_page_names_the_keys_of_the_other_commands() -> None:
     assert listed("serve") == {it.name for it in fields(Serving)} | {"event", "serving"}
     assert listed("backup") == {it.name for it in fields(BackupSummary)} | {"file"}
     assert listed("invite list") == {*row_of(ticket), "invite"}
-    assert listed("peer list") == set(rows_of(FACTS)[0])
+    assert set(rows_of(FACTS)[0]) - set(STATUS["peers"][0]) == listed("peer list") - {"peers", "status"}
     signed = SignedOrder(order_body(OperatorOrder(bytes(16), 0, finishes=True)))
     assert listed("order list") == set(OrderState(bytes(32), signed, 2).values())
     begun = StartingState(bytes(32), bytes(32), 1, bytes(32), bytes(32), 1, bytes(32), 0)
     assert listed("start-from") == {*Started(begun, b"", 1, "hub").values(), "file"}
     assert listed("data survey") == {*Reading().values(), "source", "lines"}
     assert set(shown(FACTS)) - set(line_of(FACTS)) == {"failures", "settings"}
+
+
+def test_the_page_names_the_version_of_its_keys() -> None:
+    assert re.findall(r"This is version (\d+)", PAGE) == [versions()["json"]]
 
 
 def test_a_number_that_is_not_finite_is_null() -> None:

@@ -194,7 +194,7 @@ def test_install_status_and_uninstall(noted: Path, tmp_path: Path) -> None:
     assert any(line.startswith("loginctl enable-linger") for line in calls)
 
     [found] = json.loads(run("status", "--json")[1])
-    assert (found["run_id"], found["state"]) == (RUN, "active")
+    assert (found["run"], found["state"]) == (RUN, "active")
     assert "started again 2 times" in found["detail"]
 
     assert run("uninstall")[0] == 0

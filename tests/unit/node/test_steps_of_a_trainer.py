@@ -1,5 +1,6 @@
 """What the training thread does with the gradient of a step: tells that there is none, or that it is too old."""
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from node.model.gradients import GradResult
 from node.optim.second_moment import Kind
 from node.swarm.events import Agreed, Event, Finished, Opened, Snapshot
 from node.swarm.view import Counters
+from node.training.activity import MOVES, Activity, move
 from node.training.ending import LastStep
 from node.training.exports import Copier
 from node.training.loop import Trainer
@@ -108,7 +110,9 @@ def test_a_gradient_of_the_step_before_is_voted_with_and_an_older_one_is_not(tmp
 
 def test_a_copier_is_paused_before_the_coordinator_could_ask_it_for_a_step(tmp_path: Path) -> None:
     told = Told()
-    trainer(tmp_path, told, make=Copier).follow()
+    peer = trainer(tmp_path, told, make=Copier)
+    peer.activity = Activity.FOLLOWING
+    peer.follow()
     assert told.facts == ["paused", "has a state", "follows"]
 
 
@@ -154,3 +158,14 @@ def test_a_peer_that_is_stopped_while_it_awaits_the_last_agreement_has_finished_
     peer.swarm.next_event = lambda _: events.pop(0)  # type: ignore[method-assign, misc]
     assert peer.run()
     assert not events
+
+
+def test_a_peer_votes_only_after_it_has_followed() -> None:
+    assert MOVES.keys() == set(Activity)
+    for now, then in itertools.product(Activity, Activity):
+        if then in MOVES[now]:
+            assert move(now, then) is then
+        else:
+            with pytest.raises(AssertionError, match=f"{now.value} cannot be {then.value}"):
+                move(now, then)
+    assert Activity.VOTING not in MOVES[Activity.LOADING] | MOVES[Activity.PAUSED]

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from protos.errors import OperatorError
 from protos.identity import Identity
-from protos.invite import ANCHOR_SCHEME, SCHEME, Invite
+from protos.invite import ANCHOR_SCHEME, SCHEME, Invite, Ticket, seal_ticket
 from protos.limits import INVITE_BYTES_MAX, TICKET_BYTES_MAX, TICKET_LABEL_BYTES_MAX, TICKET_USES_MAX, UNIX_MS_MAX
-from protos.ticket import Ticket, seal_ticket
 
 deterministic = settings(derandomize=True, deadline=None)
 hashes = st.binary(min_size=32, max_size=32)

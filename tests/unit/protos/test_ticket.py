@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from protos.envelope import Kind, seal
 from protos.errors import Refusal
 from protos.identity import Identity
+from protos.invite import Ticket, open_ticket, seal_ticket
 from protos.limits import TICKET_BYTES_MAX, TICKET_USES_MAX, UNIX_MS_MAX
-from protos.ticket import Ticket, open_ticket, seal_ticket
 from protos.v1 import ticket_pb2
 
 COORDINATOR, STRANGER = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)

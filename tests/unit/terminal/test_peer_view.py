@@ -139,7 +139,7 @@ async def test_nothing_is_longer_than_its_row_and_a_cut_shows(
 ) -> None:
     long = "word " * 60
     peer.values = told(
-        run="a-run-with-a-name-" * 10,
+        name="a-run-with-a-name-" * 10,
         device="cuda: " + "NVIDIA GeForce RTX 4070 Laptop GPU " * 3,
         last=[fate(24, "refused", f"too few holders: {long}")],
         lines=[line(long) for _ in range(50)],
@@ -160,7 +160,7 @@ async def test_nothing_is_longer_than_its_row_and_a_cut_shows(
 
 async def test_text_of_others_is_text_and_never_markup(peer: Peer, tmp_path: Path) -> None:
     evil = "[bold red]boo[/] [/x] [@click=app.quit]x[/] \x1b[2J\u202eevil\nline"
-    peer.values = told(run=evil, waiting=evil, device=evil, lines=[line(evil, "warning")])
+    peer.values = told(name=evil, waiting=evil, device=evil, lines=[line(evil, "warning")])
     async with shown(tmp_path) as (view, pilot):
         await wait_for(view, pilot, "waiting: [bold red]boo[/] [/x]")
         window = "\n".join(rows(view))

@@ -16,8 +16,8 @@ EVIL = "[bold red]boo[/] [/x] \x1b[2J\u202eevil"
 def peer(number: int, **changed: Any) -> dict[str, Any]:
     return {
         "id": f"12D3KooWJ8Zr3pRZ5qYtKqg8mJq1V6pWkmR1yG1cTz1Fxv{number:06d}", "anchor": False, "paused": False,
-        "phase": "ready", "device": "cuda: NVIDIA GeForce RTX 4070", "step": 40, "digest": "", "votes_accepted": 38,
-        "samples_per_second": 12.5, "loss": 3.25, "standing": "counted", "score": 0.0, "check_rate": 0.0,
+        "phase": "ready", "device": "cuda: NVIDIA GeForce RTX 4070", "applied_step": 40, "state_digest": "",
+        "votes_accepted": 38, "samples_per_second": 12.5, "loss": 3.25, "standing": "counted", "score": 0.0, "check_rate": 0.0,
         "standing_reason": "", **changed,
     }  # fmt: skip
 
@@ -26,7 +26,7 @@ def facts(**changed: Any) -> dict[str, Any]:
     return {
         "run": "00" * 32, "name": "evening-run", "phase": "open", "reason": "2 of 3 payloads are held", "step": 40,
         "steps": 1000, "loss": 3.3, "head": "11" * 32, "payload_bytes": 281_000, "anchored": False, "fork": None,
-        "snapshot": {"step": 0, "root": "22" * 32}, "exclusions": [],
+        "snapshot_step": 0, "snapshot_root": "22" * 32, "exclusions": [],
         "peers": [peer(1), peer(2, paused=True), peer(3, standing="probation", standing_reason="4 of 10 checks passed")],
         **changed,
     }  # fmt: skip

@@ -29,7 +29,7 @@ def told(**changed: Any) -> dict[str, Any]:
         "checks": "", "step_seconds": 0.34, "seconds_left": 331.8, "share_of_all": 0.5,
         "access": {"reachable": "private", "relays": 2, "direct": 3, "relayed": 1},
         "load": {"busy": 0.93, "own": 665_000_000, "used": 3_200_000_000, "total": 25_000_000_000},
-        "run": "owners", "run_id": "00" * 32, "steps": 1000, "committed_step": 24, "anchor": False, "paused": False,
+        "run": "00" * 32, "name": "owners", "steps": 1000, "committed_step": 24, "anchor": False, "paused": False,
         "paused_by_owner": False, "pause_seconds_left": 0, "held": "",
         "finished": False, "month": {"up": 1_200_000_000, "down": 900_000_000, "upload_gb": 50.0, "download_gb": None},
         "ending": None, "last": [fate(step) for step in range(24, 0, -1)],
