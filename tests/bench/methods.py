@@ -475,7 +475,9 @@ METHODS: Final[Mapping[str, Method]] = {
     "muon64-sign-g128": _chunkwise(128, 2, "sign"),
     "muon64-g16": _chunkwise(16, 2),
     "muon64-own-16": Method(
-        Votes, {"sizes": (16,), "selection": "independent", "base": {**CHUNKS, "iterations": 2}, **SECOND}, "muon votes"
+        Votes,
+        {"sizes": (16,), "selection": "independent", "cap": 4, "base": {**CHUNKS, "iterations": 2}, **SECOND},
+        "muon votes",
     ),
     **{f"paper-k{k}": Method(PaperVotes, {"top_k": k}, "paper") for k in (32, 8)},
     "paper-k32-clip": Method(PaperVotes, {"top_k": 32, "clip_norm": 1.0}, "paper"),
