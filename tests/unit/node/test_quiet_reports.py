@@ -62,7 +62,7 @@ def tick(step: int = 1, attempt: int = 1) -> Tick:
 
 @asynccontextmanager
 async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Coordinator, Outbox]]:
-    monkeypatch.setattr(reporter.patience, "RETRY_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(reporter, "RETRY_SECONDS_MIN", 0.0)
     coordinator, outbox = Coordinator(), Outbox()
     publication = mock.Mock(answered=mock.Mock(return_value=[]))
     view = mock.Mock(step=0)
