@@ -109,7 +109,9 @@ def _stand(given: TextIO | None, number: int, kind: type[io.FileIO], errors: str
         return given
     raw = kind(number, "w", closefd=False)
     encoding = "utf-8" if given is None else given.encoding
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=number == 2 or raw.isatty())
+    unbuffered = getattr(given, "write_through", False)  # PYTHONUNBUFFERED of services and images
+    by_line = number == 2 or raw.isatty() or unbuffered
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=by_line)
 
 
 def stand_streams() -> None:
@@ -126,6 +128,14 @@ def stand_streams() -> None:
     sys.stderr = _stand(sys.stderr, 2, _Log, "backslashreplace")
 
 
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        let_go((1,))  # at its end the interpreter writes what is left
+        raise SystemExit(1) from None
+
+
 def exit_with(command: Callable[[], None]) -> None:
     """Run a typer app; a SwarmentumError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
 
@@ -137,7 +147,7 @@ def exit_with(command: Callable[[], None]) -> None:
         try:
             command()
         finally:
-            sys.stdout.flush()
+            _flush()
     except StoppedError as error:
         print(error, file=sys.stderr, flush=True)
         leave()

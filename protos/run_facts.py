@@ -98,7 +98,7 @@ def peer_values(peer: pb.PeerStatus, owner: Owner) -> dict[str, Any]:
         "relayed": peer.relayed,
         "standing": printable(peer.standing, STANDING_CHARACTERS_MAX),
         "standing_reason": printable(peer.standing_reason),
-        "score": peer.score,
+        "score": finite(peer.score) or 0.0,
         "check_rate": peer.check_permille / 1000,
         "applied_step": peer.applied_step,
         "state_digest": peer.state_digest.hex(),

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from types import MethodType
 from typing import Any
+from weakref import WeakMethod
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -52,10 +54,13 @@ def checkpoint_blocks(blocks: Mapping[int, nn.Module], lending: Lending) -> None
     """Let each block compute within `lending`, keep no activations, and compute them again in the backward pass, with the same
     random numbers."""
     for index, block in blocks.items():
-        block.forward = partial(_checkpointed, block.forward, partial(lending, index))
+        own: Any = block.forward
+        found = WeakMethod(own) if isinstance(own, MethodType) else lambda own=own: own  # else each block holds itself
+        block.forward = partial(_checkpointed, found, partial(lending, index))
 
 
-def _checkpointed(forward: Callable[..., Any], lending: Callable[[int], Any], *inputs: Any, **named: Any) -> Any:
+def _checkpointed(found: Callable[[], Any], lending: Callable[[int], Any], *inputs: Any, **named: Any) -> Any:
+    forward = found()
     directions = itertools.chain((1,), itertools.repeat(-1))  # the backward pass computes it a second time
 
     def run(named: dict[str, Any], *inputs: Any) -> Any:

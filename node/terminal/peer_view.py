@@ -182,7 +182,7 @@ class PeerView(TerminalView):
         self._answered = time.monotonic()
         self._paused, self._log_file = told["paused_by_owner"], told["log_file"] or ""
         heading = self.main.query_one("#head", Heading)
-        heading.name_shown = words.cut(told["name"], words.NAME_CHARACTERS_MAX)
+        heading.name_shown = words.cut(told.get("name", told["run"]), words.NAME_CHARACTERS_MAX)  # of an older peer
         heading.progress, heading.part = words.progress(told), told["step"] / max(told["steps"], 1)
         self.fact("state").say(*words.state(told))
         self.fact("time").say(words.clock(told))

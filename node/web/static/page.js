@@ -23,7 +23,7 @@ const X = {
   seen: { label: "time", show: moment, time: true },
 };
 
-// The name that a peer gives as its owner's, and whether the owner's key signed for it.
+// The name that a peer gives as its owner's.
 function owner(it) {
   return it.owner ? element("bdi", {}, it.owner) : "-";
 }

@@ -1,5 +1,9 @@
 """`memory = "stream"`: the gradients of `host`, with the weights of two blocks at a time."""
 
+import gc
+import threading
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from node.model.blocks import no_stream
+from node.model.blocks import blocks_of, no_stream
 from node.model.size import size_of
 from node.model.spec import ModelSpec, build
 from node.optim.step import NonFiniteGradient
@@ -207,6 +211,27 @@ def test_a_copy_to_evaluate_reads_another_state_as_it_computes(tmp_path: Path, m
 
 
 # ---- what cannot stream ----------------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_has_evaluated_is_gone_at_once() -> None:
+    """No waiting for the collector of cycles: each evaluation makes a copy, with weights, pinned room and a thread."""
+    of = replica(build(ModelSpec(DEEP), 1), behind=True)
+    gc.collect()
+    gc.disable()
+    try:
+        before = threading.active_count()
+        model = maker(of).to_evaluate(dict(of.whole_model().named_parameters()).__getitem__)
+        with torch.no_grad(), short():
+            model(torch.arange(32)[None])
+        [block, *_] = [weakref.ref(block) for _, block in blocks_of(model)]
+        del model
+        assert block() is None
+        until = time.monotonic() + 10
+        while threading.active_count() > before and time.monotonic() < until:
+            time.sleep(0.01)
+        assert threading.active_count() == before
+    finally:
+        gc.enable()
 
 
 def tied_layers() -> nn.Module:

@@ -65,3 +65,16 @@ def test_a_file_never_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None
     printed = "os.write(1, b'a library'); os.write(2, b'another'); print('a log line', file=sys.stderr)"
     assert _program(f"{opened}; {printed}", "<&- >&- 2>&-").returncode == 0
     assert file.read_bytes() == b"kept"
+
+
+def test_a_reader_that_has_gone_sees_no_traceback() -> None:
+    for lines in (1, 100_000):
+        body = f"import time, typer; time.sleep(0.5); typer.run(lambda: print('line\\n' * {lines}))"
+        done = _program(body, "> >(true)")
+        assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_unbuffered_output_comes_by_line() -> None:
+    """Services and images set PYTHONUNBUFFERED: their logs have each line at once."""
+    done = _program("import os; print('a line'); os._exit(0)", PYTHONUNBUFFERED="1")
+    assert (done.returncode, done.stdout) == (0, "a line\n"), done.stderr

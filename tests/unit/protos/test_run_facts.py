@@ -1,5 +1,7 @@
 """Facts of a run from a hostile coordinator, or one of a newer version: shown within seconds, without a traceback."""
 
+import json
+import math
 import time
 
 import pytest
@@ -12,8 +14,9 @@ from node.web.run_stats import happenings
 from protos.invite import Invite
 from protos.limits import PUBLIC_KEY_BYTES
 from protos.log import run_id_of
+from protos.owner import NOBODY
 from protos.run_config import RunConfig
-from protos.run_facts import STATUS_PEERS_MAX, bounded, peer_phase_word, unconfirmed_words
+from protos.run_facts import STATUS_PEERS_MAX, bounded, peer_phase_word, peer_values, unconfirmed_words
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 
@@ -108,3 +111,10 @@ def test_steps_without_a_digest_are_said(
     out = capsys.readouterr().out
     assert (f"the last {steps} steps have no agreed state digest" in out) is bool(says)
     assert says in out
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_figures_that_are_no_numbers_do_not_end_the_page(wrong: float) -> None:
+    """It sends JSON that is strict."""
+    peer = pb.PeerStatus(public_key=key(1), samples_per_second=wrong, loss=wrong, score=wrong, votes_accepted=1)
+    json.dumps(peer_values(peer, NOBODY), allow_nan=False)

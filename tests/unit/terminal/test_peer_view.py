@@ -190,3 +190,9 @@ async def test_a_window_that_changes_its_size(peer: Peer, tmp_path: Path) -> Non
         await pilot.resize_terminal(80, 24)
         await wait_for(view, pilot, "small", lambda: not any("─ the last steps" in row for row in rows(view)))
         await wait_for(view, pilot, "keys", lambda: "p Pause" in rows(view)[-1])
+
+
+async def test_a_peer_that_was_started_before_this_version_is_shown(peer: Peer, tmp_path: Path) -> None:
+    peer.values["run"] = peer.values.pop("name")
+    async with shown(tmp_path) as (view, pilot):
+        await wait_for(view, pilot, peer.values["run"])
