@@ -292,7 +292,8 @@ SCENES = (
     all_ranks_by_default, a_scaler_finds_an_infinity_on_one_rank, a_schedule_stands_still_on_one_rank,
     a_model_is_cast_on_one_rank, a_rate_is_no_number_on_one_rank, two_optimizers_in_another_order,
     a_rank_alone_moves_its_parameters, settings_differ, a_rank_loads_another_step_or_another_rank, a_checkpoint_of_both_ranks,
-    a_model_in_ddp, first_steps_without_equal_votes, one_batch_for_all, a_rank_has_fewer_batches, parameters_are_added_on_one_rank,
+    a_model_in_ddp, first_steps_without_equal_votes, one_batch_for_all, a_rank_has_fewer_batches,
+    parameters_are_added_on_one_rank,
 )  # fmt: skip
 
 
