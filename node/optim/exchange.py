@@ -34,6 +34,8 @@ PARAMETERS = "parameters"
 """The term that says which values a rank starts from; only in a first step, and after parameters came."""
 DRIFT = "parameters of this step"
 """The term that says what a part of them is in a later step."""
+GRADIENT = "gradient"
+"""The term that two ranks must not share: of a rank that votes, until two have voted in one step."""
 
 _HEADER = struct.Struct("<QQB")  # step, length of the body, standing
 _COUNT = struct.Struct("<I")
@@ -116,7 +118,9 @@ def check_parts(parts: Sequence[Part]) -> dict[str, Any]:
     assert voting, "torch's Join ends once all ranks have left"
     first, terms = voting[0]
     for rank, theirs in voting[1:]:
-        for name in sorted(terms.keys() | theirs.keys(), key=lambda name: (name in (PARAMETERS, DRIFT), name)):
+        for name in sorted(
+            (terms.keys() | theirs.keys()) - {GRADIENT}, key=lambda name: (name in (PARAMETERS, DRIFT), name)
+        ):
             if terms.get(name) != theirs.get(name):
                 raise _differ(name, (first, terms.get(name)), (rank, theirs.get(name)))
     return terms

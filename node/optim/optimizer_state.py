@@ -133,7 +133,8 @@ class OptimizerState:
             theirs = next(name for name in saved if name not in here)
             raise ValueError(
                 f"the saved state is {_owner(theirs)}, and this is {_owner(self._whose.private)}: a momentum is a rank's own, "
-                "so each rank saves its state and loads what it saved (load_replicated takes over the rest)"
+                "so each rank saves its state and loads what it saved, in a trainer by register_load_state_dict_pre_hook "
+                "(load_replicated takes over the rest)"
             )
         raise ValueError(_other_settings(bare, {_RANK.sub("", name) for name in here}))
 

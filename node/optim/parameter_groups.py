@@ -102,7 +102,7 @@ class ParameterGroups(torch.optim.Optimizer):
         self._demos: list[Voter] = []
         self._local: LocalSteps | None = None
         self._local_done = 0
-        self._compared = False
+        self._compared = self._told_apart = False
         self._live: OptimizerState | None = None
         self._listed: list[list[int]] = []
         self._known: frozenset[int] = frozenset()

@@ -2,12 +2,13 @@
 
 Also the wrappers around a model that average its gradients, which makes votes pointless: `DistributedDataParallel` and FSDP
 1. DDP cannot be seen from a list of parameters, nor if it comes after the optimizer. Its effect can: all ranks then have the
-same gradient, and send the same votes. Only after that is the program searched for a DDP.
+same gradient. Only after that is the program searched for a DDP.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import warnings
 import weakref
@@ -18,6 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from node.optim.exchange import GRADIENT, Part
+from node.optim.second_moment import local_part
 
 if TYPE_CHECKING:
     from node.optim.sharded_demo import ShardedDeMo
@@ -95,13 +99,24 @@ def wrapper_of(parameters: Sequence[Tensor]) -> DistributedDataParallel | None:
     return None
 
 
-def check_different(said: Sequence[Sequence[bytes]], parameters: Sequence[Tensor]) -> None:
-    """The payloads of all ranks in their first step are not the same: else the ranks have one gradient.
+def gradient_digest(parameters: Iterable[Tensor]) -> str | None:
+    """What tells two gradients apart: the norm of each tensor. None for a gradient that is zero or not finite."""
+    found = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    norms = torch.stack([torch.linalg.vector_norm(it).float().cpu() for it in found]) if found else torch.zeros(1)
+    if not bool(norms.any()) or not bool(norms.isfinite().all()):
+        return None
+    return hashlib.sha256(norms.numpy().tobytes()).hexdigest()
 
-    Raises `ValueError` if a `DistributedDataParallel` averaged it, and warns otherwise.
+
+def are_told_apart(parts: Sequence[Part], parameters: Sequence[Tensor]) -> bool:
+    """Whether two ranks have voted in this step, so that nothing has to be looked at again.
+
+    Votes do not show it: a learning rate that warms up from 0 leaves the paper's momentum empty, and own places differ always.
+    Raises `ValueError` if all had one gradient that a `DistributedDataParallel` averaged, and warns otherwise.
     """
-    if len(said) < 2 or not any(said[0]) or any(list(payloads) != list(said[0]) for payloads in said):
-        return
+    said = [digest for part in parts if (digest := part.terms.get(GRADIENT)) is not None]
+    if len(said) < 2 or len(set(said)) > 1:
+        return len(said) > 1
     if wrapper_of(parameters) is not None:
         raise ValueError(
             "all ranks have the same gradient, because the model is wrapped in DistributedDataParallel, which sends all "
@@ -109,11 +124,12 @@ def check_different(said: Sequence[Sequence[bytes]], parameters: Sequence[Tensor
             f"{HOOK}"
         )
     warnings.warn(
-        "all ranks sent the same votes in their first step, so they have the same gradient: give each rank batches of its own "
+        "all ranks have the same gradient in their first step: give each rank batches of its own "
         "(DistributedSampler, or a seed for each rank), and average no gradients",
         RuntimeWarning,
         stacklevel=5,
     )
+    return True
 
 
 # What a `torch.amp.GradScaler` hands to an optimizer that takes it itself (`_step_supports_amp_scaling`).

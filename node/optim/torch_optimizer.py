@@ -15,9 +15,8 @@ from typing import Any, Literal, overload
 import torch
 import torch.distributed as dist
 
-# The module's functions take `dist.group.WORLD` as a default at import. torch imports the module with the first optimizer.
-# Before `init_process_group` that default is None. After it, the functions would hold the group beyond `destroy_process_group`.
-# A group that outlives that call can abort the process at exit (gloo, torch 2.13).
+# Its functions take `dist.group.WORLD` as a default at import: None before `init_process_group`. torch would import it with the
+# first optimizer, and a group that outlives `destroy_process_group` can abort the process at exit (gloo, torch 2.13).
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
@@ -26,6 +25,7 @@ from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.exchange import (
     DRIFT,
+    GRADIENT,
     PARAMETERS,
     Exchange,
     ExchangeFailed,
@@ -54,7 +54,7 @@ from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
 from node.optim.paper_demo import PaperConfig
 from node.optim.parameter_groups import ParameterGroups, Settings, author_of, drift_digest, trained
-from node.optim.process_group import check_different, check_unwrapped, group_of, unscale, weak_group
+from node.optim.process_group import are_told_apart, check_unwrapped, gradient_digest, group_of, unscale, weak_group
 from node.optim.run_settings import plain
 from node.optim.sharded_demo import ShardedDeMo
 from node.optim.step import NonFiniteGradient, rounded_rate
@@ -293,6 +293,8 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             skipped, self.abstentions = True, self.abstentions + 1
         if skipped:
             return Part(step, terms, [b""] * len(self._demos))
+        if self._exchange is not None and not self._told_apart:
+            terms[GRADIENT] = gradient_digest(trained(self._demos))
         payloads = []
         for voter, lr in zip(self._demos, rates, strict=True):
             try:
@@ -330,9 +332,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             if self._fault is not None:
                 raise self._fault
             terms = check_parts(parts)
-            if not self._compared:
-                said = [part.payloads for part in parts if part.taking is RankRole.VOTES]
-                check_different(said, trained(self._demos))
+            self._told_apart = self._told_apart or are_told_apart(parts, trained(self._demos))
             accepted = True
         finally:
             self._fault = None

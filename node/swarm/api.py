@@ -124,6 +124,10 @@ class Swarm:
         """The newest entry that has arrived, applied or not: a step up to it is decided."""
         return self._session.committed_step
 
+    def voteless(self, step: int) -> str:
+        """Why this peer must not vote in a step; empty if it may."""
+        return self._session.voteless(step)
+
     @property
     def waits_for(self) -> str:
         """What this peer waits for, in words: a coordinator that is away, or a place of the run. Empty: nothing."""

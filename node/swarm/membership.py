@@ -6,6 +6,7 @@ refuses to dial: `node/overlay/connections.py` does that.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ TWICE_TODO = (
     "If that is not this machine's last start, its home was copied: delete identity.key in the home of one of the two "
     "(--home), and start that one again. It gets an identity of its own."
 )
+TWICE_SILENT_SECONDS = 10.0
+"""A peer whose identity seems to be in use twice sends no votes for so long after it joined, nor in the step that was open.
+With the other's votes they would be two payloads, which exclude the identity for good."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Membership:
         self._process, self._told = secrets.token_bytes(PROCESS_BYTES), Again()
         self.used_twice = False
         """Whether another machine seems to use this peer's identity. Two that join in turn must not do so all the time."""
+        self._silent = 0, -math.inf
 
     async def enter(self, about: JoinFacts) -> Welcome:
         """Join for the first time, with these facts about the peer. Raises NetworkError or RefusedError."""
@@ -86,7 +91,16 @@ class Membership:
         response = await self._client.join(body)
         self._tell_twice(printable(response.used_twice, TWICE_CHARACTERS_MAX))
         self._view.admitted_at_step = response.head_step
+        if self.used_twice:
+            self._silent = response.head_step + 1, time.monotonic() + TWICE_SILENT_SECONDS
         return Welcome(self._offered(response), response.head_step, settings_from_body(response.settings))
+
+    def voteless(self, step: int) -> str:
+        """Why this peer sends no votes in a step, because another machine may; empty if it may vote. From any thread."""
+        to_step, until = self._silent
+        return (
+            "another program may vote with this peer's identity" if step <= to_step or time.monotonic() < until else ""
+        )
 
     def _tell_twice(self, why: str) -> None:
         self.used_twice = bool(why)

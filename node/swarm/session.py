@@ -146,6 +146,10 @@ class Session:
         """The newest entry that has arrived."""
         return self.parts.view.committed_step
 
+    def voteless(self, step: int) -> str:
+        """As `Membership.voteless`."""
+        return self.parts.membership.voteless(step)
+
     @property
     def away(self) -> str:
         """Why the coordinator does not answer; empty while it does."""

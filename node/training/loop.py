@@ -220,7 +220,7 @@ class Trainer:
             return
         if not opened.ranges:
             return
-        if away := self.samples.away(opened.ranges):
+        if away := self.swarm.voteless(tick.step) or self.samples.away(opened.ranges):
             self._abstain(tick.step, NoVotes(away))
             return
         if self.activity is Activity.FOLLOWING:

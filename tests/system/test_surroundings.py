@@ -87,7 +87,8 @@ def fresh(tmp_path: Path) -> Iterator[LocalSwarm]:
 
 @pytest.mark.long
 def test_a_home_on_two_machines_is_told_to_both(fresh: LocalSwarm) -> None:
-    fresh.join("ada")
+    for name in ("bob", "ada"):
+        fresh.join(name)
     fresh.wait_step("ada", 3)
     (fresh.folder / "copy").mkdir()
     shutil.copy(fresh.folder / "ada" / "identity.key", fresh.folder / "copy")
@@ -96,6 +97,13 @@ def test_a_home_on_two_machines_is_told_to_both(fresh: LocalSwarm) -> None:
         [told, *_] = wait_for("a word", lambda name=name: fresh.events(name, "two machines use one identity"))
         assert "127.0.0.1" in told["why"]
         assert "delete identity.key in the home of one of the two" in told["todo"]
+    wait_for(
+        "a step of ada without votes", lambda: "another program may vote" in (fresh.folder / "ada.log").read_text()
+    )
+    fresh.wait_step("bob", fresh.last_step("bob") + 20)  # bob has what both sign, and would have them excluded
+    for name in ("ada", "copy"):
+        assert fresh.processes[name].child.poll() is None
+        assert "excluded" not in (fresh.folder / f"{name}.log").read_text()
     for name in ("copy", "ada"):
         fresh.processes[name].interrupt()
         assert fresh.processes[name].finish()[0] == 130

@@ -46,3 +46,13 @@ def test_a_trainer_s_own_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert set(found) == {"accelerate", "hf_trainer", "lightning"}
     for trainer, (whole, parts) in found.items():
         assert whole == parts, trainer
+
+
+def test_a_trainer_of_two_ranks_warms_up_from_a_rate_of_0_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """Each rank's own state comes back by torch's hook, and at a rate of 0 the votes of all ranks are empty and equal."""
+    program = ("-m", "tests.system.trainer_resumes")
+    out = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program, str(tmp_path))
+    weights = re.findall(r"rank [01] weights ([0-9a-f]{16})", out)
+    assert len(weights) == 6, out
+    assert len(set(weights[:2] + weights[4:])) == 1
+    assert weights[2] != weights[0]

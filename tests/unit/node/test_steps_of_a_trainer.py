@@ -40,6 +40,10 @@ class Told:
         self.published: list[Any] = []
         self.facts: list[str] = []
         self.counters = SimpleNamespace()
+        self.silent = ""
+
+    def voteless(self, step: int) -> str:
+        return self.silent
 
     def abstained(self, step: int, reason: str) -> None:
         self.abstentions.append((step, reason))
@@ -94,6 +98,18 @@ def test_a_peer_without_a_finite_gradient_says_so(tmp_path: Path, second: Kind) 
     assert reason
     assert not told.published
     assert not peer.replica.demo.momentum.any()  # type: ignore[union-attr]
+
+
+def test_a_peer_whose_identity_another_program_uses_sends_no_votes(tmp_path: Path) -> None:
+    told = Told()
+    told.silent = "another program may vote"
+    peer = trainer(tmp_path, told)
+    peer._contribute(opened(1))
+    assert told.abstentions == [(1, "another program may vote")]
+    assert not told.published
+    told.silent = ""
+    peer._contribute(opened(2))
+    assert [it.step for it in told.published] == [2]
 
 
 def test_a_gradient_of_the_step_before_is_voted_with_and_an_older_one_is_not(tmp_path: Path) -> None:

@@ -223,6 +223,28 @@ def a_model_in_ddp(rank: int, folder: Path) -> Found:
     return {**found, "digest": digest(model).hex(), "same": digest(model) == digest(plain)}
 
 
+def first_steps_without_equal_votes(rank: int, folder: Path) -> Found:
+    """An overflow, as the first steps of a GradScaler have; places of a rank's own; a rate that warms up from 0."""
+    found = {}
+    for name, settings in (("overflow", {}), ("own places", {"selection": "independent"})):
+        model = tower()
+        wrapped = DistributedDataParallel(model)
+        optimizer = DeMoOptimizer(model.parameters(), lr=1e-2, **settings)
+        if name == "overflow":
+            backward(wrapped, rank, 0, float("inf"))
+            optimizer.step()
+        backward(wrapped, rank, 1)
+        found[name] = error_of(optimizer.step)
+        del wrapped
+    model = tower()
+    quiet = DistributedDataParallel(model)
+    quiet.register_comm_hook(None, noop_hook)
+    optimizer = DeMoOptimizer(model, lr=0.0, method="paper")
+    backward(quiet, rank, 0)
+    found["warm-up"] = error_of(optimizer.step)
+    return found
+
+
 def one_batch_for_all(rank: int, folder: Path) -> Found:
     model = tower()
     optimizer = DeMoOptimizer(model, lr=1e-2)
@@ -270,7 +292,8 @@ SCENES = (
     all_ranks_by_default, a_scaler_finds_an_infinity_on_one_rank, a_schedule_stands_still_on_one_rank,
     a_model_is_cast_on_one_rank, a_rate_is_no_number_on_one_rank, two_optimizers_in_another_order,
     a_rank_alone_moves_its_parameters, settings_differ, a_rank_loads_another_step_or_another_rank, a_checkpoint_of_both_ranks,
-    a_model_in_ddp, one_batch_for_all, a_rank_has_fewer_batches, parameters_are_added_on_one_rank,
+    a_model_in_ddp, first_steps_without_equal_votes, one_batch_for_all, a_rank_has_fewer_batches,
+    parameters_are_added_on_one_rank,
 )  # fmt: skip
 
 
@@ -384,6 +407,15 @@ def test_a_model_whose_gradients_are_averaged_is_refused(found: list[dict[str, F
         assert "the model is wrapped in DistributedDataParallel" in it["unseen"]
         assert "register_comm_hook(None, noop_hook)" in it["unseen"]
         assert it["same"], "with that hook it trains as without DDP"
+
+
+def test_equal_gradients_are_seen_where_votes_do_not_show_them(found: list[dict[str, Found]]) -> None:
+    for it in of(found, first_steps_without_equal_votes):
+        for name in ("overflow", "own places"):
+            assert "the model is wrapped in DistributedDataParallel" in it[name]
+        assert it["warm-up"] == "nothing was raised", (
+            "the paper's votes are empty at a rate of 0, whatever the gradient"
+        )
 
 
 def test_ranks_that_read_the_same_batches_are_told(found: list[dict[str, Found]]) -> None:
