@@ -225,8 +225,9 @@ def test_a_window_that_takes_no_output_holds_up_nothing(swarm: LocalSwarm, tmp_p
 
 @pytest.mark.nightly
 def test_plain_lines_where_they_are_asked_for_and_where_there_is_no_window(swarm: LocalSwarm, tmp_path: Path) -> None:
+    link = another_run(swarm, tmp_path, 1000000)  # in the first one, nobody has the state of its steps any more
     for flags, size in ((("--plain",), SIZE), ((), None)):
-        with join(swarm.link, tmp_path, *flags, size=size) as terminal:
+        with join(link, tmp_path, *flags, size=size) as terminal:
             terminal.wait_for("lines", lambda terminal=terminal: "taking part" in terminal.look(), START_SECONDS_MAX)
             assert not view_of(tmp_path)
             assert "\x1b[?1049h" not in terminal.look()
