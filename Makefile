@@ -54,7 +54,7 @@ help: ## Show this help.
 # Trainers that people use around an optimizer; in an environment of their own for the same reason.
 .venv/.trainers: .venv/.node
 	$(BIN)/python -m venv --without-pip .venv/trainers
-	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(echo .venv/trainers/lib/python3.*/site-packages)/shared.pth
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > $$(echo .venv/trainers/lib/python3.*/site-packages)/shared.pth
 	$(BIN)/python -m pip --python .venv/trainers/bin/python install --quiet --disable-pip-version-check -c deploy/constraints.txt accelerate lightning torchtitan triton
 	@touch $@
 
