@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LIST_SECONDS_MAX: Final = 60.0
 OLD_SECONDS: Final = 86_400
+AHEAD_SECONDS: Final = 300
+"""A time that is further ahead of this machine's is told: such an entry would never grow old."""
 
 
 def runs(
@@ -108,16 +110,21 @@ def _show(row: dict[str, Any]) -> None:
     """One run, for people. Its words are its operator's: never markup."""
     loss = "" if row["loss"] is None else f", loss {row['loss']:.4f}"
     size = "" if row["parameters"] is None else f" of {count(row['parameters'])} parameters"
-    age = time.time() - row["as_of"]
-    old = ", which is old: `swarmentum status` asks the coordinator" if age > OLD_SECONDS else ""
     for line in (
         f"{row['name']} ({row['run'][:16]}): {row['phase']}, step {row['step']} of {row['steps']}{loss}",
         f"  trains {row['model']}{size} on {', '.join(row['data'])}, {row['context']} tokens a sample",
         f"  {row['places_free']} of {row['places']} places are free; {_admits(row)}",
-        f"  as its coordinator signed it {duration(max(age, 0))} ago{old}",
+        f"  as its coordinator signed it {_ago(time.time() - row['as_of'])}",
         f"  swarmentum {'join' if _joinable(row) else 'status'} {row['invite']}",
     ):
         Console(soft_wrap=True).print(line, highlight=False, markup=False)
+
+
+def _ago(age: float) -> str:
+    asked = "`swarmentum status` asks the coordinator"
+    if age < -AHEAD_SECONDS:
+        return f"at a time that is {duration(-age)} ahead: its clock or this machine's is wrong; {asked}"
+    return f"{duration(max(age, 0))} ago" + (f", which is old: {asked}" if age > OLD_SECONDS else "")
 
 
 def _joinable(row: dict[str, Any]) -> bool:

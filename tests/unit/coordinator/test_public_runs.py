@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,22 @@ def test_what_is_no_list_is_refused(data: bytes, why: str) -> None:
 
 def read(source: object, *more: str) -> Any:
     return CliRunner().invoke(command.app, ["runs", str(source), *more], catch_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("hours", "says"),
+    [
+        (1, "it 1 h 0 min ago\n"),
+        (25, "it 1 d 1 h ago, which is old: "),
+        (-0.05, "it 0 s ago\n"),
+        (-2, "1 h 59 min ahead: "),
+    ],
+)
+def test_how_old_a_list_is_also_where_a_clock_is_ahead(tmp_path: Path, hours: float, says: str) -> None:
+    """Signed in the future, it would never grow old."""
+    file = tmp_path / "runs.json"
+    file.write_text(list_text([entry_of(unix_ms=int(1000 * (time.time() - 3600 * hours)))]))
+    assert says in read(file).stdout
 
 
 async def test_a_real_coordinator_publishes_and_a_stranger_reads(tmp_path: Path) -> None:
