@@ -1,4 +1,4 @@
-"""The simulator in CI: 30 seeds (200 at night), the same bits for the same seed, bad memory found, and a crowd."""
+"""The simulator in CI: 16 seeds (200 at night), the same bits for the same seed, bad memory found, and a crowd."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("greenlet", reason="the simulator's training threads are greenlets: install the extra `dev`")
 
-SEEDS, SEEDS_AT_NIGHT, HALVES = 30, 200, 2
+SEEDS, SEEDS_AT_NIGHT, HALVES = 16, 200, 2
 
 
 def few_seeds(by_day: int, at_night: int) -> pytest.MarkDecorator:
