@@ -25,7 +25,7 @@ NAME, OPERATORS_NAME = "swarm.example", "operator.example"
 RUN = toml_of_run("behind")
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(NGINX is None, reason="no nginx here: apt-get install nginx-light"),
 ]
 
@@ -69,7 +69,7 @@ def certified(folder: Path, name: str) -> tuple[Path, Path]:
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True, timeout=60,
+        check=True, capture_output=True, timeout=300,
     )  # fmt: skip
     return key, certificate
 
@@ -105,7 +105,7 @@ def nginx(folder: Path, example: Path, name: str, changes: dict[str, str]) -> It
         f"events {{}}\nhttp {{ access_log off; {paths}\n{text} }}\n"
     )
     assert NGINX is not None
-    tried = subprocess.run([NGINX, "-t", "-c", str(config)], capture_output=True, text=True, check=False, timeout=60)
+    tried = subprocess.run([NGINX, "-t", "-c", str(config)], capture_output=True, text=True, check=False, timeout=300)
     assert tried.returncode == 0, tried.stderr
     with subprocess.Popen([NGINX, "-c", str(config)]) as served:
         try:
@@ -131,7 +131,7 @@ def ask(proxy: tuple[int, Path], path: str) -> Iterator[httpx2.Response]:
     port, certificate = proxy
     context = ssl.create_default_context(cafile=str(certificate))
     with (
-        httpx2.Client(verify=context, timeout=20) as client,
+        httpx2.Client(verify=context, timeout=300) as client,
         client.stream(
             "GET", f"https://127.0.0.1:{port}{path}", headers={"Host": NAME}, extensions={"sni_hostname": NAME}
         ) as answer,
@@ -210,5 +210,5 @@ def operators(port: int, certificate: Path) -> Iterator[httpx2.Client]:
 
     hooks = {"request": [about]}
     at = f"https://127.0.0.1:{port}"
-    with httpx2.Client(verify=context, timeout=20, base_url=at, headers=headers, event_hooks=hooks) as client:
+    with httpx2.Client(verify=context, timeout=300, base_url=at, headers=headers, event_hooks=hooks) as client:
         yield client

@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.local_swarm import PATIENT, TINY_MODEL, LocalSwarm, digests_by_step, leave, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run(
     "anchored",

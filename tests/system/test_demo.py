@@ -13,7 +13,7 @@ import pytest
 from protos.limits import UPDATE_HEADER_BYTES_MAX
 from tests.system.local_swarm import processes_with
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600), pytest.mark.long]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900), pytest.mark.long]
 STEPS = 100
 SIZES = [pytest.param((2, 10), id="short"), pytest.param((4, STEPS), id="default", marks=pytest.mark.nightly)]
 """Peers and steps: what shows all but how much it learns, and what `swarmentum demo` takes."""
@@ -104,7 +104,7 @@ def test_the_exported_model_is_the_replicated_state_bit_for_bit(result: tuple[di
 def verified(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     """Exit code and verdict of `swarmentum verify`."""
     command = [sys.executable, "-m", "node", "verify", str(folder), "--json", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run("examined", TINY_MODEL, relay=True, clock={"batch_samples": 8, "snapshot_every": 50})
 HUGE = """
@@ -39,7 +39,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "node", *arguments]
-    return subprocess.run(command, input="", capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(command, input="", capture_output=True, text=True, timeout=300, check=False)
 
 
 def by_name(values: dict[str, Any]) -> dict[str, dict[str, str]]:

@@ -34,7 +34,7 @@ from tests.system.postgres import NoPostgresError, Postgres, server_or_skip
 from tests.system.stalling_coordinator import REFUSED
 
 OTHER = {"one": "two", "two": "one"}
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 TAKE_OVER_SECONDS_MAX = 15.0
 RUN = toml_of_run(

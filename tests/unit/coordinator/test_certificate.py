@@ -49,7 +49,7 @@ class Served:
         """What a client in a process of its own says, with this environment."""
         done = subprocess.run(
             [sys.executable, "-c", ASK, self.address, self.certificate.sha256.hex()],
-            env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False,
+            env=os.environ | environment, capture_output=True, text=True, timeout=270, check=False,
         )  # fmt: skip
         return done.stdout.strip() or done.stderr
 

@@ -187,7 +187,7 @@ def web(tmp_path: Path) -> Iterator[tuple[Web, Cache, ShardedSamples]]:
     yield made, cache, ShardedSamples(manifest, cache, CONTEXT, 0)
     cache.close()
     made.let.release(100)
-    cache._thread.join(20)
+    cache._thread.join(240)
     assert not cache._thread.is_alive()
 
 
