@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.attack.attacks import all_attacks
-from tests.system.local_swarm import GUARD, PATIENT, LocalSwarm, digests_by_step, toml_of_run
+from tests.system.local_swarm import GUARD, IMPATIENT, LocalSwarm, digests_by_step, toml_of_run
 
 HONEST = ("ada", "bob", "cyd")
 AFTER_SECONDS_MAX = 300.0
@@ -28,7 +28,7 @@ RUN = toml_of_run(
     "attacked",
     source="stdlib",
     relay=True,
-    clock={"steps": 10000000, "batch_samples": 24, "min_peers": 3, "snapshot_every": 20} | PATIENT,
+    clock={"steps": 10000000, "batch_samples": 24, "min_peers": 3, "snapshot_every": 20} | IMPATIENT,
 )
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from node.archive.ledger import read
 from tests.attack.fakes import poison
-from tests.system.local_swarm import GUARD, PATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
+from tests.system.local_swarm import GUARD, IMPATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
@@ -33,7 +33,7 @@ def attacked_from(swarm: LocalSwarm, name: str, step: int, seconds: float) -> su
 def play(folder: Path, steps: int, attack: str | None) -> tuple[LocalSwarm, float, str]:
     """A whole run of three honest peers and an anchor; the loss of its last steps, and what the attacker says."""
     folder.mkdir()
-    clock = {"steps": steps, "batch_samples": 24, "min_peers": 3, "snapshot_every": 10} | PATIENT
+    clock = {"steps": steps, "batch_samples": 24, "min_peers": 3, "snapshot_every": 10} | IMPATIENT
     swarm = LocalSwarm(folder, toml_of_run("open", source=os.__file__, relay=True, clock=clock), "--anchor")
     words = ""
     try:

@@ -285,7 +285,7 @@ def test_units(file: Path, tmp_path: Path) -> None:
     verify = subprocess.run([tool, "verify", copy], capture_output=True, text=True, check=False, timeout=300)
     assert [found for found in (verify.stdout + verify.stderr).splitlines() if file.name in found] == []
     rated = subprocess.run(
-        [tool, "security", "--offline=yes", copy], capture_output=True, text=True, check=False, timeout=60
+        [tool, "security", "--offline=yes", copy], capture_output=True, text=True, check=False, timeout=300
     )
     exposure = re.search(r"exposure level for \S+: ([\d.]+)", rated.stdout)
     assert exposure is not None, rated.stdout + rated.stderr

@@ -140,7 +140,7 @@ net.Overlay._serve = serve
 told = []
 overlay = net.Overlay("topic", lambda news: told.append(news) is None)
 overlay.start()
-overlay.join(20)
+overlay.join(300)
 assert not overlay.is_alive()
 problem = "py-libp2p ended: ValueError(\\"a stranger's frame\\")"
 assert told == [net.OverlayStatus(0, number, problem, fatal=number == 3) for number in range(4)], told

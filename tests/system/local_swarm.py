@@ -50,8 +50,10 @@ max_position_embeddings = 64
 tie_word_embeddings = true
 """
 
-PATIENT = {"deadline_ms_min": 1000, "deadline_ms_max": 20000}
-"""For `clock`: peers on a busy machine are in time."""
+PATIENT = {"deadline_ms_min": 10000, "deadline_ms_max": 20000}
+"""For `clock`: peers on a busy machine, or on one that stands still for a moment, are in time."""
+IMPATIENT = {"deadline_ms_min": 1000, "deadline_ms_max": 20000}
+"""The same, where liars keep the others waiting."""
 
 
 def toml_of_run(

@@ -17,7 +17,7 @@ from torch import nn
 import swarmentum
 from protos.identity import Identity
 from tests.system import trainer_peer
-from tests.system.local_swarm import SURROUNDINGS, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import PATIENT, SURROUNDINGS, digests_by_step, processes_with, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ RUN: dict[str, Any] = {
     "name": "own",
     "model": {"factory": "tests.system.tiny:model"},
     "data": {"source": str(Path(os.__file__)), "context": 32},
-    "clock": {"steps": 100_000, "batch_samples": 8, "min_peers": 1, "snapshot_every": 10},
+    "clock": {"steps": 100_000, "batch_samples": 8, "min_peers": 1, "snapshot_every": 10} | PATIENT,
 }
 
 

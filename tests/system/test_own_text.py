@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import LocalSwarm, digests_by_step, toml_of_run
+from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(900)]
 STEPS = 12
 RUN = toml_of_run(
-    "own text", source="own", clock={"steps": STEPS, "batch_samples": 8, "min_peers": 2, "snapshot_every": 6}
+    "own text", source="own", clock={"steps": STEPS, "batch_samples": 8, "min_peers": 2, "snapshot_every": 6} | PATIENT
 )
 
 
