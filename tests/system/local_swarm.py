@@ -53,7 +53,7 @@ tie_word_embeddings = true
 PATIENT = {"deadline_ms_min": 10000, "deadline_ms_max": 20000}
 """For `clock`: peers on a busy machine, or on one that stands still for a moment, are in time."""
 IMPATIENT = {"deadline_ms_min": 1000, "deadline_ms_max": 20000}
-"""The same, where liars keep the others waiting."""
+"""The same, where a liar or a silent peer keeps the others waiting."""
 
 
 def toml_of_run(

@@ -10,7 +10,7 @@ import pytest
 from protos.identity import Identity
 from tests.attack.attacks.false_sums import FalseSums
 from tests.attack.base import Target
-from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
+from tests.system.local_swarm import IMPATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
@@ -18,7 +18,7 @@ RUN = toml_of_run(
     "added-up",
     source=os.__file__,
     optimizer={"selection": "random"},
-    clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10, "aggregators": 1} | PATIENT,
+    clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10, "aggregators": 1} | IMPATIENT,
 )
 PEERS = ("ada", "bob", "cid", "dan", "eve", "fay")
 

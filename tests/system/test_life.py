@@ -27,7 +27,11 @@ from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, proce
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run(
-    "life", source="DATA", relay=True, clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 20} | PATIENT
+    "life",
+    source="DATA",
+    relay=True,
+    # a peer that nobody hears for 30 s misses seven steps, and one that stands still for a moment one or two
+    clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 20} | PATIENT | {"deadline_ms_min": 4000},
 )
 PEERS = ("ada", "bob", "cyd")
 
