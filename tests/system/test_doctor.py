@@ -89,14 +89,14 @@ def test_a_machine_and_a_run_that_goes_on(swarm: LocalSwarm, tmp_path: Path) -> 
         "model",
         "run's disk",
         "speed",
-        "download",
         "reachability",
     ):
         assert found[name]["verdict"] == "ok", found[name]
     assert "open, step " in found["run"]["text"]
     assert "1 peer ready" in found["run"]["text"]
-    assert found["upload"]["verdict"] == "ok"
-    assert "of test bytes in" in found["upload"]["text"]
+    for name, what in (("download", " of a snapshot in "), ("upload", " of test bytes in ")):
+        assert what in found[name]["text"], found[name]
+        assert found[name]["verdict"] in ("ok", "warning"), "a machine that stands still for a moment has a slow line"
     prediction = values["prediction"]
     assert 0 < prediction["share"] < 1, "ada has a share, too"
     assert prediction["up_bytes_an_hour"] > 0

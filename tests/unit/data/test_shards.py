@@ -168,7 +168,7 @@ class Web:
 
     def fetch(self, shard: int, told: Callable[[int], bool]) -> bool:
         self.asked.release()
-        assert self.let.acquire(timeout=20)
+        assert self.let.acquire(timeout=240)
         if not told(0):
             return False
         self.fetched.append(shard)

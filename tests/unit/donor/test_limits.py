@@ -147,4 +147,4 @@ def test_the_inhibitor_ends_with_a_killed_peer(tmp_path: Path, monkeypatch: pyte
             time.sleep(0.02)
         holder = psutil.Process(int(text))
         peer.send_signal(signal.SIGKILL)
-    holder.wait(30)
+    holder.wait(240)

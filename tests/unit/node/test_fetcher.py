@@ -17,6 +17,7 @@ from protos.errors import NetworkError
 from protos.identity import Identity
 from protos.v1 import update_pb2
 from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, Handler, fetching, honest, offered, send_slowly
+from tests.waiting import until
 
 SILENT = [Identity.from_seed(bytes([n]) * 32).public_key for n in range(20, 30)]
 
@@ -236,10 +237,10 @@ async def test_of_two_that_begin_to_send_one_stops(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(blobs, "IMPATIENT_BYTES_A_SECOND", 1e12)
     lacked = 0
 
-    def slow(silence: float, has: Callable[[], bool]) -> Handler:
+    def slow(speaks: Callable[[], bool], has: Callable[[], bool]) -> Handler:
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal lacked
-            await asyncio.sleep(silence)
+            await until(speaks)
             while not has():
                 await read_frame(reader)
                 lacked += 1
@@ -248,8 +249,8 @@ async def test_of_two_that_begin_to_send_one_stops(monkeypatch: pytest.MonkeyPat
 
         return handle
 
-    meanwhile = slow(0, lambda: lacked >= 2)
-    holders = {LIAR: slow(0.15, lambda: True), ONE: meanwhile, OTHER: meanwhile}
+    meanwhile = slow(lambda: True, lambda: lacked >= 2)
+    holders = {LIAR: slow(lambda: lacked >= 2, lambda: True), ONE: meanwhile, OTHER: meanwhile}
     async with fetching(holders) as fetcher:
         assert await fetcher.fetch(SHA256, len(BLOB), list(holders)) == BLOB
         assert lacked >= 2

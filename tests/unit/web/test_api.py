@@ -301,7 +301,7 @@ async def test_only_reading_is_possible() -> None:
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             request = urllib.request.Request(url + ONE, method=method)
             with pytest.raises(urllib.error.HTTPError) as refused:
-                await asyncio.to_thread(urllib.request.urlopen, request, timeout=20)
+                await asyncio.to_thread(urllib.request.urlopen, request, timeout=240)
             assert refused.value.code == 405
             refused.value.close()
 
