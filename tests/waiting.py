@@ -4,7 +4,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 240.0
+"""For what comes at all; a busy machine is no failure."""
 
 
 async def until(what: Callable[[], object]) -> None:

@@ -120,9 +120,12 @@ class Announcements:
         """An announcement that comes with its payload, from its author. The announcement counts once the payload is here, or
         does not come.
 
-        None: this peer does not want the payload, because it knows the announcement, because others add the step's votes up, or
-        because the step is not open here yet. In the last case this peer pulls the payload later. Raises `Refusal` as `offer`
-        does, and if the author did not push.
+        A payload that comes before the tick of its step waits for the tick here: a pull would bring the same bytes again. The
+        pusher must be in the roster that this peer knows (node/swarm/pushes.py), and the inbox bounds what it may announce.
+
+        None: this peer does not want the payload, because it knows the announcement, or because others add the step's votes up.
+        With several ranges only the tick says which of them this peer takes: it pulls an early payload later. Raises `Refusal`
+        as `offer` does, and if the author did not push.
         """
         try:
             announced = self._inbox.offer(data, self._door.bytes_max)
@@ -133,10 +136,11 @@ class Announcements:
             return
         self._runtime.counters.announcements += 1
         wanted = self._inbox.may_pull(announced) and bool(self.takes(announced.step))
+        early = self._inbox.is_early(announced) and self._view.ranges == 1
         try:
             if announced.author != author:
                 raise Refusal(Reason.UNKNOWN_SIGNER, f"a push by another than its author {short(announced.author)}")
-            yield announced if wanted else None
+            yield announced if wanted or early else None
         finally:
             if wanted:
                 self._heard(announced)

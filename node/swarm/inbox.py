@@ -91,6 +91,10 @@ class Inbox:
         """Whether the author is known to be in the roster of that step."""
         return self._open[0] == announced.step and announced.author in self._open[1]
 
+    def is_early(self, announced: Announced) -> bool:
+        """Whether the tick of that step has yet to come."""
+        return announced.step > max(self._open[0], self._head[0])
+
     def contradicted(self, announced: Announced) -> Announced | None:
         """The author's earlier announcement for the same step and log, if it names another payload."""
         step, author = announced.step, announced.author

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.attack.attacks import all_attacks
-from tests.system.local_swarm import GUARD, PATIENT, LocalSwarm, digests_by_step, toml_of_run
+from tests.system.local_swarm import GUARD, IMPATIENT, LocalSwarm, digests_by_step, toml_of_run
 
 HONEST = ("ada", "bob", "cyd")
-AFTER_SECONDS_MAX = 60.0
+AFTER_SECONDS_MAX = 300.0
 STEPS_AFTER = 5
 WIDTH = 160
 WORDS_MAX = 300
@@ -28,7 +28,7 @@ RUN = toml_of_run(
     "attacked",
     source="stdlib",
     relay=True,
-    clock={"steps": 10000000, "batch_samples": 24, "min_peers": 3, "snapshot_every": 20} | PATIENT,
+    clock={"steps": 10000000, "batch_samples": 24, "min_peers": 3, "snapshot_every": 20} | IMPATIENT,
 )
 
 
@@ -67,7 +67,7 @@ def attacked(swarm: LocalSwarm, name: str, what: str, seconds: float, calm_secon
             [*command, name, swarm.link, str(swarm.folder), str(seconds), pid],
             capture_output=True,
             text=True,
-            timeout=10 * seconds + 120,
+            timeout=10 * seconds + 300,
             check=False,
         )
     except subprocess.TimeoutExpired as error:

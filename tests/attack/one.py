@@ -10,7 +10,9 @@ import structlog
 from tests.attack.attacks import all_attacks
 from tests.attack.base import Target
 
-HANGS_SECONDS = 110.0
+HANGS_SECONDS = 290.0
+BEGINS = "the attack begins"
+"""On stderr: until then the process only starts."""
 
 
 def main() -> None:
@@ -22,7 +24,9 @@ def main() -> None:
     # what its p2pd has to say is no result
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     target = Target(link, Path(folder), int(pid[0]) if pid else None)
-    print(all_attacks()[name].run(target, float(seconds)))
+    attack = all_attacks()[name]
+    print(BEGINS, file=sys.stderr, flush=True)
+    print(attack.run(target, float(seconds)))
 
 
 if __name__ == "__main__":

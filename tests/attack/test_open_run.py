@@ -16,9 +16,9 @@ import pytest
 
 from node.archive.ledger import read
 from tests.attack.fakes import poison
-from tests.system.local_swarm import GUARD, PATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
+from tests.system.local_swarm import GUARD, IMPATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 HONEST = ("ada", "bob", "cyd")
 
@@ -33,7 +33,7 @@ def attacked_from(swarm: LocalSwarm, name: str, step: int, seconds: float) -> su
 def play(folder: Path, steps: int, attack: str | None) -> tuple[LocalSwarm, float, str]:
     """A whole run of three honest peers and an anchor; the loss of its last steps, and what the attacker says."""
     folder.mkdir()
-    clock = {"steps": steps, "batch_samples": 24, "min_peers": 3, "snapshot_every": 10} | PATIENT
+    clock = {"steps": steps, "batch_samples": 24, "min_peers": 3, "snapshot_every": 10} | IMPATIENT
     swarm = LocalSwarm(folder, toml_of_run("open", source=os.__file__, relay=True, clock=clock), "--anchor")
     words = ""
     try:
@@ -47,7 +47,7 @@ def play(folder: Path, steps: int, attack: str | None) -> tuple[LocalSwarm, floa
             assert summary["resyncs"] == 0
         if attacker is not None:
             attacker.terminate()
-            words = attacker.communicate(timeout=30)[0]
+            words = attacker.communicate(timeout=300)[0]
         loss = statistics.fmean(line["loss"] for line in swarm.steps("ada")[-30:])
         return swarm, loss, words
     except BaseException:
@@ -84,7 +84,7 @@ def test_eight_fakes_harm_nothing_in_a_run_of_three_with_an_anchor(tmp_path: Pat
         # the anchor serves the end of the run: who comes now gets the true state
         late = swarm.join("late")
         wait_for("the last state", lambda: swarm.events("late", "loading snapshot"))
-        code, summary = late.finish(60)
+        code, summary = late.finish()
         assert code == 0
         assert summary["state_digest"] == swarm_digest(swarm)
     finally:

@@ -11,7 +11,7 @@ TINY = "--steps 8 --batch 2 --every 4 --width 64 --layers 1 --lrs 1e-3 --tries 4
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_whole_run_and_adamw_on_the_same_samples(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     real.arguments(parser)

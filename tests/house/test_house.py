@@ -15,7 +15,7 @@ from protos import generate
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("protos", "coordinator", "node")
-SECONDS_MAX = 120
+SECONDS_MAX = 600
 
 # Third parties first (what they do at import is theirs), then all of ours: what changes then is our doing.
 _IMPORT_ALL = """

@@ -28,7 +28,7 @@ from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2, update_pb2
 
-LINE_SECONDS_MAX = 60.0
+LINE_SECONDS_MAX = 300.0
 LOOK_SECONDS = 0.05
 ROOT = Path(__file__).resolve().parents[2]
 Line = dict[str, Any]

@@ -39,7 +39,7 @@ def finished(process: subprocess.Popen[str], seconds: float = 280.0) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(SEEDS_AT_NIGHT, marks=pytest.mark.nightly)])
 def test_nothing_is_lost_whatever_goes_wrong(seeds: int) -> None:
     part = seeds // HALVES

@@ -7,7 +7,7 @@ from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MISSING = "needs chromium: apt-get install chromium"
-WAIT_MS_MAX = 120_000
+WAIT_MS_MAX = 300_000
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from node.overlay import guard
 from protos.invite import Invite
 
 T = TypeVar("T")
-READY_SECONDS_MAX = 60.0
+# Only what never comes is waited for so long: a busy machine is no failure, and a stalled one goes on
+READY_SECONDS_MAX = 300.0
 # no swarm outlives tests that were killed
 GUARD = (sys.executable, "-I", "-S", guard.__file__)
 POLL_SECONDS = 0.05
@@ -49,8 +50,10 @@ max_position_embeddings = 64
 tie_word_embeddings = true
 """
 
-PATIENT = {"deadline_ms_min": 1000, "deadline_ms_max": 20000}
-"""For `clock`: peers on a busy machine are in time."""
+PATIENT = {"deadline_ms_min": 10000, "deadline_ms_max": 20000}
+"""For `clock`: peers on a busy machine, or on one that stands still for a moment, are in time."""
+IMPATIENT = {"deadline_ms_min": 1000, "deadline_ms_max": 20000}
+"""The same, where a liar or a silent peer keeps the others waiting."""
 
 
 def toml_of_run(
@@ -70,7 +73,7 @@ def toml_of_run(
     return "\n".join([f'name = "{name}"', model, *tables, ""])
 
 
-def wait_for(what: str, look: Callable[[], T | None], seconds: float = 90.0) -> T:
+def wait_for(what: str, look: Callable[[], T | None], seconds: float = READY_SECONDS_MAX) -> T:
     """The first thing that `look` finds; fails naming `what` after the deadline."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -113,10 +116,10 @@ class Process:
     def kill(self) -> None:
         """kill -9, and nothing else."""
         self.child.kill()
-        self.child.wait(10)
+        self.child.wait(60)
         self.close()
 
-    def finish(self, seconds: float = 60.0) -> tuple[int, dict[str, Any]]:
+    def finish(self, seconds: float = READY_SECONDS_MAX) -> tuple[int, dict[str, Any]]:
         """Exit code and the last JSON line of stdout."""
         assert self.child.stdout is not None
         out, _ = self.child.communicate(timeout=seconds)
@@ -127,7 +130,7 @@ class Process:
     def close(self) -> None:
         if self.child.poll() is None:
             self.child.kill()
-            self.child.wait(10)
+            self.child.wait(60)
         if self.child.stdout is not None:
             self.child.stdout.close()
         self._file.close()
@@ -138,7 +141,7 @@ def leave(*processes: Process) -> None:
     for process in processes:
         process.interrupt()
     for process in processes:
-        process.finish(30)
+        process.finish()
 
 
 class LocalSwarm:
@@ -244,7 +247,7 @@ class LocalSwarm:
         steps = self.steps(name)
         return int(steps[-1]["step"]) if steps else 0
 
-    def wait_step(self, name: str, step: int, seconds: float = 90.0) -> None:
+    def wait_step(self, name: str, step: int, seconds: float = READY_SECONDS_MAX) -> None:
         """Until a peer has applied a step."""
         wait_for(f"step {step} of {name}", lambda: self.last_step(name) >= step, seconds)
 
@@ -272,7 +275,7 @@ class LocalSwarm:
                 process.interrupt()
         for process in reversed(self.processes.values()):
             try:
-                process.child.wait(15)
+                process.child.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
             process.close()

@@ -27,7 +27,7 @@ INNER_ADDRESS, INNER_ROUTER = "10.0.5.2", "10.0.5.1"
 NAME = re.compile(r"^swarmentum-(\d+)-\w+$")
 CONNECT_SECONDS_MAX = 1.0
 PROBE_PORT = 7
-PROBE_SECONDS_MAX = 10
+PROBE_SECONDS_MAX = 60
 
 # What a home router does: lets its home out under its own address, and nobody in who was not asked.
 HOME_NAT = """
@@ -130,7 +130,7 @@ class NotHereError(Exception):
 
 
 def _run(*command: str, given: str | None = None) -> str:
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise NotHereError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
     return done.stdout
@@ -205,10 +205,14 @@ class Internet:
         """What to put before a command that is to run there; it keeps its process id."""
         return ("ip", "netns", "exec", self.name(place))
 
-    def connect(self, place: str, address: str, port: int) -> str:
-        """What a TCP connection attempt from `place` comes to: connected, dropped, or the error."""
-        words = (sys.executable, "-c", CONNECT, address, str(port), str(CONNECT_SECONDS_MAX))
+    def connect(self, place: str, address: str, port: int, seconds_max: float = CONNECT_SECONDS_MAX) -> str:
+        """What a TCP connection attempt from `place` comes to: connected, dropped (after `seconds_max`), or the error."""
+        words = (sys.executable, "-c", CONNECT, address, str(port), str(seconds_max))
         return _run(*self.inside(place), *words).strip()
+
+    def reaches(self, place: str, address: str, port: int) -> bool:
+        """Whether a TCP connection comes about, however slow this machine is."""
+        return self.connect(place, address, port, PROBE_SECONDS_MAX) == "connected"
 
     def shape(self, place: str, up_kbit: int, down_kbit: int = 0) -> None:
         """Make the link of a public place or of a home's router slow: a token bucket for each way. 0: no limit that way."""

@@ -15,7 +15,7 @@ import pytest
 
 from tests.waiting import free_port
 
-READY_SECONDS_MAX = 30.0
+READY_SECONDS_MAX = 300.0
 
 
 class NoPostgresError(Exception):

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pyte
 
-from tests.system.local_swarm import wait_for
+from tests.system.local_swarm import READY_SECONDS_MAX, wait_for
 
 CTRL_C = b"\x03"
 CLIPBOARD_AND_KEYS = re.compile(r"\x1b\[[<>=][0-9;]*[a-zA-Z]|\x1b\[\?[0-9;]*\$p")
@@ -42,6 +42,7 @@ class Terminal:
         shell is the leader, and lives on when the command has ended; otherwise the kernel hangs up the terminal then."""
         self.screen = b""
         self.size = size
+        self._began = time.monotonic()
         self.pid, self._master = pty.fork()
         if not self.pid:
             if size is not None:
@@ -99,7 +100,7 @@ class Terminal:
         """How the terminal is set: echo, whole lines, and so on."""
         return termios.tcgetattr(self._master)
 
-    def wait_for(self, what: str, look: Callable[[], object], seconds: float = 90.0) -> None:
+    def wait_for(self, what: str, look: Callable[[], object], seconds: float = READY_SECONDS_MAX) -> None:
         def found() -> bool:
             assert not self.ended(), f"it ended before {what}: {self.look()}"
             return bool(look())
@@ -117,14 +118,19 @@ class Terminal:
                 self.code = os.waitstatus_to_exitcode(status)
         return self.code is not None
 
-    def seconds_to_end(self, seconds_max: float) -> float:
-        """How long it takes from now to its end."""
-        began = time.monotonic()
+    def wait_end(self) -> None:
+        """Until the command has ended."""
         try:
-            wait_for("end of the command", self.ended, seconds_max)
+            wait_for("end of the command", self.ended)
         except AssertionError as error:
             raise AssertionError(f"{error}; the terminal shows:\n{self.look()[-3000:]}") from None
-        return time.monotonic() - began
+
+    def check_ends_soon(self, seconds_max: float) -> None:
+        """It ends in this time, and half of what it took to come this far: that says how slow the machine is."""
+        asked = time.monotonic()
+        self.wait_end()
+        took, lived = time.monotonic() - asked, asked - self._began
+        assert took < seconds_max + lived / 2, f"{took:.1f} s to its end, after {lived:.1f} s: {self.look()[-3000:]}"
 
     def __enter__(self) -> Terminal:
         return self

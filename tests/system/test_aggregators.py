@@ -10,15 +10,15 @@ import pytest
 from protos.identity import Identity
 from tests.attack.attacks.false_sums import FalseSums
 from tests.attack.base import Target
-from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
+from tests.system.local_swarm import IMPATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run(
     "added-up",
     source=os.__file__,
     optimizer={"selection": "random"},
-    clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10, "aggregators": 1} | PATIENT,
+    clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10, "aggregators": 1} | IMPATIENT,
 )
 PEERS = ("ada", "bob", "cid", "dan", "eve", "fay")
 
@@ -34,7 +34,7 @@ def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalSwarm
 def test_the_anchor_adds_up_and_every_peer_takes_the_sum(swarm: LocalSwarm) -> None:
     anchor = swarm.anchor()
     peers = {name: swarm.join(name, "--set", "archive=true") for name in PEERS}
-    wait_for("all of them in a step", lambda: any(it["peers"] == len(PEERS) for it in swarm.steps("ada")), 200.0)
+    wait_for("all of them in a step", lambda: any(it["peers"] == len(PEERS) for it in swarm.steps("ada")))
     swarm.wait_step("ada", swarm.last_step("ada") + 20)
     fay = peers.pop("fay")
     fay.interrupt()
@@ -68,7 +68,7 @@ def test_a_member_that_lies_in_sums_and_strangers_that_send_some_change_nothing(
     names = (*PEERS, "gil")
     peers = {name: swarm.join(name, *(["--set", "archive=true"] if name == "ada" else [])) for name in names}
     liar = swarm.start("liar", "tests.system.lying_aggregator", swarm.link, str(swarm.folder / "liar"))
-    wait_for("all of them in a step", lambda: any(it["peers"] == len(names) + 1 for it in swarm.steps("ada")), 250.0)
+    wait_for("all of them in a step", lambda: any(it["peers"] == len(names) + 1 for it in swarm.steps("ada")))
     target = Target(swarm.link, swarm.folder, swarm.processes["coordinator"].child.pid)
     words = FalseSums().run(target, 20.0)
     head = swarm.last_step("ada")
@@ -100,13 +100,13 @@ def test_of_four_ranges_each_has_its_aggregators_whoever_is_killed(anchored: boo
         names = [*PEERS, *(["anchor"] if anchored else [])]
         processes = {"anchor": swarm.anchor()} if anchored else {}
         processes |= {name: swarm.join(name, "--set", "archive=true") for name in PEERS}
-        wait_for("all of them in a step", lambda: any(it["peers"] == len(PEERS) for it in swarm.steps("ada")), 250.0)
+        wait_for("all of them in a step", lambda: any(it["peers"] == len(PEERS) for it in swarm.steps("ada")))
         swarm.wait_step("ada", swarm.last_step("ada") + 20)
         processes.pop("dan").kill()  # in a moment when it may add up two ranges
         head = swarm.last_step("ada")
         swarm.wait_step("ada", head + 10)
         processes["dan"] = swarm.join("dan", "--set", "archive=true")
-        wait_for("dan", lambda: bool(swarm.steps("dan")) and swarm.last_step("dan") > head + 10, 200.0)
+        wait_for("dan", lambda: bool(swarm.steps("dan")) and swarm.last_step("dan") > head + 10)
         swarm.wait_step("ada", swarm.last_step("ada") + 10)
         digests = digests_by_step(*map(swarm.steps, names))
         assert len(digests) > 20
@@ -140,7 +140,7 @@ def test_two_aggregators_that_lie_alike_stop_the_run_with_their_names(ranges: in
             said = [json.dumps(line) for name in PEERS for line in swarm.events(name, "waiting")]
             return next((line for line in said if "aggregators forged a sum" in line), "")
 
-        words = wait_for("a run that stops", stopped, 250.0)
+        words = wait_for("a run that stops", stopped)
         print(words)
         assert all(made[name].peer_id[-8:] in words for name in liars)
         assert not any(made[name].peer_id[-8:] in words.split("It came from")[1] for name in PEERS)

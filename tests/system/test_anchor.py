@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import PATIENT, TINY_MODEL, LocalSwarm, digests_by_step, leave, toml_of_run, wait_for
+from tests.system.local_swarm import IMPATIENT, TINY_MODEL, LocalSwarm, digests_by_step, leave, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run(
     "anchored",
     TINY_MODEL,
     source=os.__file__,
-    clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10} | PATIENT,
+    clock={"batch_samples": 16, "min_peers": 2, "snapshot_every": 10} | IMPATIENT,
 )
 
 

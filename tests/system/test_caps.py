@@ -10,7 +10,7 @@ from tests.system.local_swarm import owner, toml_of_run, wait_for
 from tests.system.netns import Internet, NotHereError
 from tests.system.spread_swarm import SpreadSwarm, places_of
 
-pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(900)]
 MBIT = 125_000
 NAMES = ("ada", "eve")
 MODEL = (
@@ -69,4 +69,4 @@ def test_a_cap_is_honoured_at_the_interface_while_a_snapshot_moves(swarm: Spread
     assert measured < 1.1 * mbit * MBIT
     assert measured > 0.3 * mbit * MBIT, "hardly anything moved, so the cap was not tried"  # a busy machine sends less
     owner(swarm, who, "set", key, "off")
-    wait_for("the whole snapshot", lambda: swarm.last_step("eve") or swarm.events("eve", "snapshot agreed"), 60)
+    wait_for("the whole snapshot", lambda: swarm.last_step("eve") or swarm.events("eve", "snapshot agreed"))

@@ -15,7 +15,7 @@ LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), Non
 pytestmark = [
     pytest.mark.system,
     pytest.mark.nightly,  # the library makes every look at a clock slow: steps take seconds
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(LIBRARY is None, reason="needs Debian's package faketime (apt-get install faketime)"),
 ]
 OFFSETS = {"coordinator": "+30s", "ada": "-30s", "bob": "+0s", "cyd": "+30s"}

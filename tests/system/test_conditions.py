@@ -10,7 +10,7 @@ import pytest
 
 from tests.system.local_swarm import PLAIN_MODEL, TINY_MODEL, LocalSwarm, digests_by_step, owner, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

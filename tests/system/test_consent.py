@@ -11,7 +11,7 @@ import pytest
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 from tests.system.terminal import CTRL_C, Terminal
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run("asking", TINY_MODEL, source="SOURCE", clock={"steps": 3, "batch_samples": 4})
 TOKEN = "a line of the joiner's own, not for the model"
@@ -32,7 +32,7 @@ def flags(home: Path) -> tuple[str, ...]:
 
 def join(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "node", "join", *arguments]
-    return subprocess.run(command, input=stdin or "", capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, input=stdin or "", capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_file_of_the_joiner_is_not_read_because_the_run_names_it(swarm: LocalSwarm, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_person_says_no(swarm: LocalSwarm, tmp_path: Path) -> None:
         assert "Run:       asking, 3 steps" in terminal.look()
         assert "Model:     'llama', hidden_size 64" in terminal.look()
         terminal.type(b"n\r")
-        terminal.seconds_to_end(10)
+        terminal.wait_end()
         assert terminal.code == 130
         assert "Traceback" not in terminal.look()
 
@@ -75,7 +75,7 @@ def test_a_person_leaves_the_question(swarm: LocalSwarm, tmp_path: Path) -> None
     with Terminal("node", "join", swarm.link, *flags(tmp_path), "--allow-data") as terminal:
         terminal.wait_for("question", lambda: "Join this run? [Y/n]" in terminal.look())
         terminal.type(CTRL_C)
-        assert terminal.seconds_to_end(10) < 5
+        terminal.check_ends_soon(5.0)
         assert terminal.code == 130
 
 
@@ -86,13 +86,13 @@ def test_a_person_says_yes_and_the_link_is_in_no_list_of_processes(swarm: LocalS
         terminal.wait_for("question", lambda: "Join this run? [Y/n]" in terminal.look())
         assert b"swarmentum://" not in Path(f"/proc/{terminal.pid}/cmdline").read_bytes()
         terminal.type(b"\r")
-        terminal.seconds_to_end(90)
+        terminal.wait_end()
         assert terminal.code == 0, terminal.look()
 
 
 def test_a_link_from_stdin(swarm: LocalSwarm, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "node", "status", "-", "--json"]
-    done = subprocess.run(command, input=swarm.link + "\n", capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, input=swarm.link + "\n", capture_output=True, text=True, timeout=300, check=True)
     assert json.loads(done.stdout)["name"] == "asking"
     empty = join("-", *flags(tmp_path))
     assert (empty.returncode, empty.stderr) == (

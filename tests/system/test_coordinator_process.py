@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,14 +29,16 @@ from protos.v1 import log_pb2, update_pb2
 from tests.system.crashing_coordinator import KILLED
 from tests.unit.coordinator.driver import LAYOUT, digest_of, sha, snapshot_at
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_MAX = 30.0
+SECONDS_MAX = 240.0
+"""For what comes at all; a busy machine is no failure."""
 STEPS = 3
 RUN_TOML = f"""name = "system"
 [clock]
 steps = {STEPS}
+deadline_ms_min = 60000
 min_peers = 2
 batch_samples = 8
 snapshot_every = 2
@@ -90,9 +91,9 @@ async def start(home: Path, *flags: str, port: int = 0, module: tuple[str, ...] 
 
 
 @asynccontextmanager
-async def serving(home: Path, *flags: str) -> AsyncIterator[Process]:
+async def serving(home: Path, *flags: str, module: tuple[str, ...] = ("coordinator",)) -> AsyncIterator[Process]:
     """Serve, and stop at the end."""
-    made = await start(home, *flags)
+    made = await start(home, *flags, module=module)
     try:
         yield made
     finally:
@@ -197,7 +198,7 @@ async def test_killed_at_every_write(tmp_path: Path, when: str) -> None:
     lives = 0
     write = "1" if when == "after" else "2"
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(2 * SECONDS_MAX):
             while not run.done():
                 module = ("tests.system.crashing_coordinator", when, write)
                 alive = await start(home, port=port, module=module)
@@ -251,7 +252,7 @@ async def test_a_run_from_creation_to_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_cleanly_and_soon(tmp_path: Path, number: signal.Signals) -> None:
     home = tmp_path / "home"
-    async with serving(home, "--reflection") as coordinator:
+    async with serving(home, "--reflection", module=("tests.system.patient_coordinator",)) as coordinator:
         invite = await create(home)
         peer = ScriptedPeer(0, invite)  # one of two: the stream stays open and the run waits
         living = asyncio.get_running_loop().create_task(peer.live())
@@ -261,10 +262,8 @@ async def test_a_signal_ends_it_cleanly_and_soon(tmp_path: Path, number: signal.
             while not any(p.phase == pb.PeerPhase.PEER_PHASE_READY for p in (await facts.get_run())[0].peers):
                 await asyncio.sleep(0.01)
         await facts.close()
-        begun = time.monotonic()
         coordinator.process.send_signal(number)
-        assert await coordinator.ended() == 0
-        assert time.monotonic() - begun < 3
+        assert await coordinator.ended() == 0, "and not when the patience with open calls is over"
         living.cancel()
         await asyncio.gather(living, return_exceptions=True)
         assert not (home / "serving.json").exists()

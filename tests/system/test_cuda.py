@@ -22,7 +22,7 @@ PEERS = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "optimizer", [{}, {"selection": "random", "one_in": 16, "cap": 7}], ids=["groups", "shared places"]
 )

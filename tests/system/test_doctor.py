@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run("examined", TINY_MODEL, relay=True, clock={"batch_samples": 8, "snapshot_every": 50})
 HUGE = """
@@ -39,7 +39,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "node", *arguments]
-    return subprocess.run(command, input="", capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(command, input="", capture_output=True, text=True, timeout=300, check=False)
 
 
 def by_name(values: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -89,14 +89,14 @@ def test_a_machine_and_a_run_that_goes_on(swarm: LocalSwarm, tmp_path: Path) -> 
         "model",
         "run's disk",
         "speed",
-        "download",
         "reachability",
     ):
         assert found[name]["verdict"] == "ok", found[name]
     assert "open, step " in found["run"]["text"]
     assert "1 peer ready" in found["run"]["text"]
-    assert found["upload"]["verdict"] == "ok"
-    assert "of test bytes in" in found["upload"]["text"]
+    for name, what in (("download", " of a snapshot in "), ("upload", " of test bytes in ")):
+        assert what in found[name]["text"], found[name]
+        assert found[name]["verdict"] in ("ok", "warning"), "a machine that stands still for a moment has a slow line"
     prediction = values["prediction"]
     assert 0 < prediction["share"] < 1, "ada has a share, too"
     assert prediction["up_bytes_an_hour"] > 0

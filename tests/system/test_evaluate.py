@@ -18,7 +18,7 @@ from node.export.model_folder import export
 from node.model.spec import ModelSpec, build
 from tests.unit.model.test_spec import TINY
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 PYTHON = os.environ.get("SWARMENTUM_TEST_LM_EVAL") or (sys.executable if find_spec("lm_eval") else None)
 TASK = """
@@ -44,7 +44,7 @@ metadata:
 def swarmentum(*command: str) -> tuple[int, str, str]:
     environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "node", *command], capture_output=True, text=True, timeout=200, check=False,
+        [sys.executable, "-m", "node", *command], capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, **environment},
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr

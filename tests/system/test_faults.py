@@ -16,7 +16,7 @@ from node.archive import ledger
 from protos.identity import Identity, peer_id
 from tests.system.local_swarm import LocalSwarm, digests_by_step, processes_with, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 MANY = 100_000
 FULL_DISK_MB = 2
@@ -79,7 +79,7 @@ def test_a_data_source_that_is_gone_or_cut_off_is_said_at_once(
 ) -> None:
     make(tmp_path / "data")
     process = swarm.join("dan", "--data", str(tmp_path / "data"))
-    code, _ = process.finish(60)
+    code, _ = process.finish()
     told = process.log.read_text()
     assert code == 2, told[-2000:]
     assert word in told.splitlines()[-1].lower(), told[-2000:]
@@ -95,7 +95,7 @@ def test_a_data_source_that_is_cut_off_meanwhile_ends_its_peer_with_a_clear_erro
     process = swarm.join("fay", "--data", str(data))
     wait_for("vote of fay that counts", lambda: accepted(swarm, "fay") > 0)
     os.truncate(data, 100)
-    code, _ = process.finish(60)
+    code, _ = process.finish()
     told = process.log.read_text()
     assert code == 2, told[-2000:]
     assert "text.txt has become shorter since this peer began" in told.splitlines()[-1], told[-2000:]
@@ -117,7 +117,7 @@ def test_a_peer_whose_data_source_is_slow_gets_a_small_share_and_is_told(swarm: 
     samples = {name: after[name] - before[name] for name in ("gil", "ada", "bob")}
     assert 0 < samples["gil"] < min(samples["ada"], samples["bob"]) / 2, samples
     swarm.processes["gil"].interrupt()
-    code, summary = swarm.processes["gil"].finish(30)
+    code, summary = swarm.processes["gil"].finish()
     assert code == 130
     assert summary["reading_seconds"] > 1
     all_equal(swarm, "ada", "bob", "gil")
@@ -165,7 +165,7 @@ def test_killed_while_joining_it_comes_back_at_once(swarm: LocalSwarm, event: st
     process = swarm.join("cyd")
     wait_for(f"{event!r} of cyd", lambda: len(swarm.events("cyd", event)) > before)
     process.kill()
-    wait_for("end of what cyd started", lambda: not processes_with(str(swarm.folder / "cyd" / "identity.key")), 10)
+    wait_for("end of what cyd started", lambda: not processes_with(str(swarm.folder / "cyd" / "identity.key")))
     if event == "taking part":
         back_again(swarm, "cyd")
         all_equal(swarm, "ada", "bob", "cyd")
@@ -243,7 +243,7 @@ def test_a_read_only_disk_is_a_clear_error(swarm: LocalSwarm, small_disk: Path) 
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     (swarm.folder / "eve").symlink_to(small_disk)
     process = swarm.join("eve")
-    code, _ = process.finish(60)
+    code, _ = process.finish()
     told = process.log.read_text()
     assert code == 2, told[-2000:]
     assert "Read-only file system" in told.splitlines()[-1]
@@ -264,8 +264,8 @@ def test_one_peer_alone_stopped_and_resumed_ends_like_one_that_never_stopped(tmp
                 process = swarm.join("ada")
                 swarm.wait_step("ada", step)
                 process.interrupt()
-                assert process.finish(30)[0] == 130
-            code, summary = swarm.join("ada").finish(90)
+                assert process.finish()[0] == 130
+            code, summary = swarm.join("ada").finish()
             assert code == 0
             assert [line["step"] for line in swarm.steps("ada")][-1] == 18
             digests.append(summary["state_digest"])
@@ -279,8 +279,8 @@ def test_killed_while_exporting_it_exports_when_it_comes_back(tmp_path: Path) ->
         ada = swarm.join("ada", "--export", str(tmp_path / "model"))
         wait_for("export that has begun", lambda: list(tmp_path.glob(".model.new-*")))
         ada.kill()
-        assert swarm.processes["bob"].finish(60)[0] == 0
-        code, summary = swarm.join("ada", "--export", str(tmp_path / "model")).finish(90)
+        assert swarm.processes["bob"].finish()[0] == 0
+        code, summary = swarm.join("ada", "--export", str(tmp_path / "model")).finish()
         assert code == 0
         assert summary["step"] == 12
         assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -7,7 +7,7 @@ import pytest
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, toml_of_run, wait_for
 from tests.unit.small_disk import fill, small_disk
 
-pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(900)]
 
 RUN = toml_of_run(
     "full",

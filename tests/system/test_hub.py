@@ -49,7 +49,7 @@ def ran(*command: str, environment: dict[str, str]) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**inherited, **environment}
+        command, capture_output=True, text=True, timeout=300, check=False, env={**inherited, **environment}
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -12,7 +12,7 @@ import pytest
 from protos.identity import Identity
 from tests.system.local_swarm import LocalSwarm, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run(
     "invited",

@@ -24,10 +24,14 @@ from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
 from protos.v1 import envelope_pb2, update_pb2
 from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, processes_with, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run(
-    "life", source="DATA", relay=True, clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 20} | PATIENT
+    "life",
+    source="DATA",
+    relay=True,
+    # a peer that nobody hears for 30 s misses seven steps, and one that stands still for a moment one or two
+    clock={"batch_samples": 48, "min_peers": 2, "snapshot_every": 20} | PATIENT | {"deadline_ms_min": 4000},
 )
 PEERS = ("ada", "bob", "cyd")
 
@@ -149,7 +153,7 @@ def test_a_peer_whose_neighbours_all_lie_gets_past_them_through_the_coordinator(
     asyncio.run(_eclipse(swarm))
     equal_so_far(swarm, *PEERS, "eve")
     swarm.processes["eve"].interrupt()
-    assert swarm.processes["eve"].finish(30)[0] == 130
+    assert swarm.processes["eve"].finish()[0] == 130
 
 
 async def _eclipse(swarm: LocalSwarm) -> None:
@@ -209,12 +213,12 @@ def test_hostile_gossip_is_refused_by_reason_and_disturbs_nobody(swarm: LocalSwa
 def test_ctrl_c_leaves_cleanly_and_the_others_go_on(swarm: LocalSwarm) -> None:
     bob = swarm.processes["bob"]
     bob.interrupt()
-    code, summary = bob.finish(30)
+    code, summary = bob.finish()
     assert code == 130
     assert summary["steps_applied"] > 0
     assert processes_with(str(swarm.folder / "bob")) == []
     at = swarm.last_step("ada")
-    swarm.wait_step("ada", at + 5, 30)
+    swarm.wait_step("ada", at + 5)
     here = {peer["id"]: peer["phase"] for peer in swarm.status()["peers"]}
     assert here[summary["id"]] == "absent"
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.system.local_swarm import LocalSwarm, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900), pytest.mark.long]
 
 RUN = toml_of_run("full", clock={"max_peers": 2})
 

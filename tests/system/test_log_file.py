@@ -11,7 +11,7 @@ from node.archive.ledger import export_log, log_entries, of
 from protos.errors import OperatorError, RefusedError
 from tests.system.local_swarm import LocalSwarm, toml_of_run
 
-pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(900)]
 STEPS = 12
 RUN = toml_of_run(
     "log", source=str(Path(json.__file__)), clock={"steps": STEPS, "batch_samples": 4, "snapshot_every": 6}
@@ -23,7 +23,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, list
     """The file of a run that one peer finished, the run id, and the identities of its ledger."""
     folder = tmp_path_factory.mktemp("log")
     with LocalSwarm(folder, RUN) as swarm:
-        assert swarm.join("ada").finish(200)[0] == 0
+        assert swarm.join("ada").finish()[0] == 0
         file = folder / "run.log"
         done = CliRunner().invoke(command.app, ["export-log", swarm.link, str(file), "--json"])
         assert done.exit_code == 0, done.output

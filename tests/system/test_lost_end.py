@@ -8,7 +8,7 @@ import pytest
 from tests.system.local_swarm import LocalSwarm, digests_by_step, wait_for
 from tests.system.test_faults import run_toml
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 STEPS_LOST = 12
 

@@ -27,7 +27,7 @@ from tests.system.local_swarm import (
 )
 from tests.system.netns import HOMES, PUBLIC, Internet, NotHereError, ipv6_of
 
-pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(900)]
 
 STEPS = 20
 # libp2p tells a peer its own address behind a NAT once four others have seen it there, and punches no hole before.
@@ -171,7 +171,7 @@ def test_the_doctor_asks_a_home_for_nothing_that_join_does_not_need(internet: In
     with NatSwarm(tmp_path, internet, min_peers=1) as swarm:
         home = ("--home", str(swarm.folder / "home1"), "--listen", f"0.0.0.0:{PEER_PORT}", "--threads", "1")
         doctor = swarm.start("home1", "node", "doctor", swarm.link, *home, "--json")
-        code, values = doctor.finish(150)
+        code, values = doctor.finish()
         assert code == 0, values
         rows = {row["name"]: row for row in values["lines"]}
         for name in ("router", "reachability"):
@@ -189,7 +189,7 @@ def leaves_cleanly(swarm: NatSwarm, names: tuple[str, ...]) -> None:
     for name in names:
         swarm.processes[name].interrupt()
     for name in names:
-        code, summary = swarm.processes[name].finish(30)
+        code, summary = swarm.processes[name].finish()
         assert (code, summary["resyncs"]) == (130, 0)
 
 
@@ -212,7 +212,7 @@ def test_two_homes_behind_nats_and_a_public_peer_train_together(internet: Intern
             # once known, a public peer is no burden on the relay
             wait_for(f"direct connection to {home}", lambda home=home: swarm.way(home, PUBLIC_PEER) == "direct")  # type: ignore[misc]
             assert internet.connect("pub", PUBLIC[HOMES[home]], PEER_PORT) == "dropped"
-        assert internet.connect("pub", PUBLIC["pub"], PEER_PORT) == "connected", "the probe itself does not work"
+        assert internet.reaches("pub", PUBLIC["pub"], PEER_PORT), "the probe itself does not work"
         ways = {swarm.way("home1", "home2"), swarm.way("home2", "home1")}
         assert ways <= {"direct", "relayed"}, "the homes are not connected"
         print(f"the homes' connection is {'relayed' if 'relayed' in ways else 'punched'}")
@@ -254,7 +254,7 @@ def test_two_homes_punch_through_their_routers_if_enough_others_see_them(interne
         for home in HOMES:
             assert swarm.found(home)["reachable"] == "private"
             assert internet.connect("pub", PUBLIC[HOMES[home]], PEER_PORT) == "dropped"
-        wait_for("direct way", lambda: {swarm.way("home1", "home2"), swarm.way("home2", "home1")} == {"direct"}, 120)
+        wait_for("direct way", lambda: {swarm.way("home1", "home2"), swarm.way("home2", "home1")} == {"direct"})
         trained_together(swarm, PEERS, from_now=True)
         leaves_cleanly(swarm, PEERS)
 
@@ -290,7 +290,7 @@ def test_another_relay_is_taken_when_the_only_one_dies(internet: Internet, tmp_p
         swarm.processes["relay"].kill()
         taken = [swarm.known_as(PUBLIC_PEER)]
         for home in HOMES:
-            wait_for(f"another relay of {home}", lambda home=home: swarm.found(home)["relays"] == taken, 90)  # type: ignore[misc]
+            wait_for(f"another relay of {home}", lambda home=home: swarm.found(home)["relays"] == taken)  # type: ignore[misc]
         trained_together(swarm, PEERS, from_now=True)
         leaves_cleanly(swarm, PEERS)
 
@@ -365,7 +365,7 @@ def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet
         for home in HOMES:
             swarm.wait_step(home, 1)
         trained_together(swarm, tuple(HOMES))
-        wait_for("connection of the homes", lambda: swarm.way("home1", "home2"), 30)
+        wait_for("connection of the homes", lambda: swarm.way("home1", "home2"))
         leaves_cleanly(swarm, tuple(HOMES))
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
@@ -378,7 +378,7 @@ def test_a_relay_keeps_to_what_its_owner_gives(internet: Internet, tmp_path: Pat
             swarm.join_from(home, "tcp", "--set", "vote_size=8")
         for home in HOMES:
             swarm.wait_step(home, 1)
-        [said] = wait_for("the end of relaying", lambda: swarm.events("relay", "relaying no more for now"), 150)
+        [said] = wait_for("the end of relaying", lambda: swarm.events("relay", "relaying no more for now"))
         assert said["relayed"] >= 300 * 0.02e6 / 8
     assert processes_with(str(tmp_path)) == [], "something was left running"
 

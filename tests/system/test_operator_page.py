@@ -15,7 +15,7 @@ import pytest
 
 from tests.system.local_swarm import Process, processes_with, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900), pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"swarmentum": "node", "swarmentum-coordinator": "coordinator"}
@@ -65,7 +65,7 @@ class Server:
         program, *words = shlex.split(line.replace("swarmentum://...", self.links[-1] if self.links else ""))
         done = subprocess.run(
             [sys.executable, "-m", PROGRAMS[program], *words],
-            cwd=self.folder, capture_output=True, text=True, timeout=120, check=False,
+            cwd=self.folder, capture_output=True, text=True, timeout=300, check=False,
             env={**os.environ, "PYTHONPATH": str(ROOT), **self.surroundings},
         )  # fmt: skip
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

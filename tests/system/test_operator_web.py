@@ -22,7 +22,7 @@ from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab, violati
 from tests.system.local_swarm import Process, processes_with, wait_for
 from tests.unit.coordinator.driver import LAYOUT
 
-pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(900)]
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
 WRONG = 'name = "made here"\n[clock]\nsteps = "many"\nmin_peers = 2\n'
@@ -62,7 +62,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
         yield made.ready()
     finally:
         made.process.close()
-        wait_for("end of the page's processes", lambda: not processes_with(str(made.home)), 30)
+        wait_for("end of the page's processes", lambda: not processes_with(str(made.home)))
 
 
 def children_of(parent: int) -> list[int]:
@@ -150,7 +150,7 @@ def test_the_page_and_its_processes_end_with_the_coordinator(coordinator: Coordi
     [page] = children_of(behind)
     coordinator.login()
     os.kill(served, signal.SIGKILL)
-    wait_for("end of both", lambda: not any(Path(f"/proc/{pid}/fd").exists() for pid in (behind, page)), 30)
+    wait_for("end of both", lambda: not any(Path(f"/proc/{pid}/fd").exists() for pid in (behind, page)))
     code, _ = coordinator.command("late", "web", "login").finish()
     assert code == 2
     assert "serves no operator's page" in (tmp_path / "late.log").read_text()
@@ -166,6 +166,6 @@ def test_a_port_that_is_in_use_ends_the_page_and_not_the_coordinator(tmp_path: P
             wait_for("warning", lambda: "the operator's page is off, and the runs go on without it" in log.read_text())
             assert made.process.child.poll() is None
             made.process.interrupt()
-            assert made.process.finish(30)[0] == 0
+            assert made.process.finish()[0] == 0
         finally:
             made.process.close()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.local_swarm import LocalSwarm, digests_by_step, owner, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 PEERS = ("ada", "bob", "eve")
 RUN = toml_of_run("owners", source="DATA", clock={"batch_samples": 6, "min_peers": 2, "snapshot_every": 50})
 

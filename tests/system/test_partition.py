@@ -10,7 +10,7 @@ from tests.system.local_swarm import digests_by_step, processes_with, toml_of_ru
 from tests.system.netns import Internet, NotHereError
 from tests.system.spread_swarm import SpreadSwarm, places_of
 
-pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 NEAR, FAR = ("ada", "bob"), ("cyd", "dan")
 RUN = toml_of_run(

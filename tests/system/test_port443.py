@@ -51,7 +51,7 @@ if name:
         ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=name).do_handshake()
     except ssl.SSLWantReadError:
         first = outgoing.read()
-with socket.create_connection((sys.argv[1], 443), timeout=20) as there:
+with socket.create_connection((sys.argv[1], 443), timeout=300) as there:
     there.sendall(first)
     print(there.recv(64).decode())
 """
@@ -60,7 +60,7 @@ WEB_PORT = 8443
 pytestmark = [
     pytest.mark.system,
     pytest.mark.netns,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         NGINX is None or not STREAM.exists(),
         reason="no nginx with streams: apt-get install nginx-light libnginx-mod-stream",
@@ -104,7 +104,7 @@ def nginx(folder: Path, internet: Internet) -> Iterator[None]:
     assert f"127.0.0.1:{RELAY_PORT};" in text
     inside = internet.inside("pub")
     for command in re.findall(r"^ExecStart=(.*)$", ROUTES.read_text(), re.MULTILINE):
-        subprocess.run([*inside, *shlex.split(command)], check=True, timeout=30)
+        subprocess.run([*inside, *shlex.split(command)], check=True, timeout=300)
     config = folder / "nginx.conf"
     config.write_text(
         f"load_module {STREAM};\nuser www-data;\ndaemon off; pid {folder / 'nginx.pid'}; error_log {folder / 'error.log'};\n"
@@ -126,7 +126,7 @@ def running(log: Path, *command: str) -> Iterator[None]:
             yield
         finally:
             child.terminate()
-            child.wait(10)
+            child.wait(60)
 
 
 @pytest.mark.long
@@ -139,7 +139,7 @@ def test_first_bytes_tell_where_a_connection_goes_and_its_address_stays(internet
             for port, name in zip(ports, ("", TLS_NAME, "swarm.example"), strict=True):
                 spoken = subprocess.run(
                     [*internet.inside("home1"), sys.executable, "-c", SPEAK, PUBLIC["pub"], name],
-                    capture_output=True, text=True, check=False, timeout=30,
+                    capture_output=True, text=True, check=False, timeout=300,
                 )  # fmt: skip
                 assert spoken.stdout.strip() == f"{port} {PUBLIC['nat1']}", (name, spoken.stderr)
         finally:
@@ -168,7 +168,8 @@ def walls(internet: Internet) -> Iterator[None]:
             internet.firewall(home, port_443=home == WALLED)
             for port in (COORDINATOR_PORT, RELAY_PORT):
                 assert internet.connect(home, PUBLIC["pub"], port) == "dropped"
-            assert internet.connect(home, PUBLIC["pub"], 443) == ("connected" if home == WALLED else "dropped")
+        assert internet.reaches(WALLED, PUBLIC["pub"], 443)
+        assert internet.connect(PROXIED, PUBLIC["pub"], 443) == "dropped"
         yield
     finally:
         for home in HOMES:
@@ -195,7 +196,7 @@ def test_networks_with_port_443_alone_and_with_a_proxy_alone(
             for name in batch:
                 swarm.join_plainly(name)
             for name in batch:
-                wait_for(f"{name} in the run", lambda name=name: swarm.events(name, "connections"), 120)  # type: ignore[misc]
+                wait_for(f"{name} in the run", lambda name=name: swarm.events(name, "connections"))  # type: ignore[misc]
         trained_together(swarm, PEERS)
         for home in HOMES:
             swarm.wait_relay(home, "relay")
@@ -214,7 +215,7 @@ def test_networks_with_port_443_alone_and_with_a_proxy_alone(
 def test_the_doctor_behind_a_proxy_says_which_way_it_takes(internet: Internet, tmp_path: Path) -> None:
     with walls(internet), proxied(tmp_path, internet) as around, Port443Swarm(tmp_path, internet, around) as swarm:
         flags = ("--home", str(swarm.folder / PROXIED), "--listen", "0.0.0.0:0", "--threads", "1", "--json")
-        code, values = swarm.start(PROXIED, "node", "doctor", swarm.link, *flags).finish(150)
+        code, values = swarm.start(PROXIED, "node", "doctor", swarm.link, *flags).finish()
         assert code == 0, values
         rows = {row["name"]: row for row in values["lines"]}
         way = f"{PUBLIC['pub']}:443 through the HTTP proxy {HOME_ROUTER}:{PROXY_PORT}, round trip "

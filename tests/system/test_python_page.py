@@ -34,7 +34,7 @@ def run(pieces: Iterable[tuple[str, str]], folder: Path, monkeypatch: pytest.Mon
 @pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_code_of_the_page_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +49,7 @@ def test_the_code_of_the_page_runs(
 @pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_cells_of_the_notebook_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from tests.system.local_swarm import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RANKS = 2
 INSTALLED = ("--no-python", str(Path(sys.executable).with_name("swarmentum")))
@@ -99,7 +99,7 @@ def test_two_ranks_are_one_peer_from_a_join_to_ctrl_c(make: Make) -> None:
     [of_ada, *_] = wait_for("ada's", lambda: [it for it in swarm.events("ada", "held-out loss") if it["step"] == at])
     assert evaluated["loss"] == pytest.approx(of_ada["loss"], abs=1e-3)
     duo.interrupt()
-    _, summary = duo.finish(30)
+    _, summary = duo.finish()
     assert (summary["device"], summary["resyncs"]) == ("2 x cpu", 0)
     assert processes_with(str(swarm.folder / "duo")) == []
 
@@ -117,14 +117,14 @@ def test_ranks_and_one_device_take_up_each_others_momentum_after_a_kill(make: Ma
     swarm.join("duo", "--set", "micro_batch=3")
     wait_votes(swarm, "duo", 2)
     swarm.processes["duo"].interrupt()
-    assert swarm.processes["duo"].finish(30)[0] == 130
+    assert swarm.processes["duo"].finish()[0] == 130
 
     # ... and gives it back to them
     duo = join_with_ranks(swarm, "duo", "--set", "micro_batch=3")
     wait_votes(swarm, "duo", 2)
     assert len(swarm.events("duo", "momentum taken up again")) == 2, "a restart began with fresh momentum"
     duo.interrupt()
-    _, summary = duo.finish(30)
+    _, summary = duo.finish()
     assert (summary["device"], summary["resyncs"]) == ("2 x cpu", 0)
     assert processes_with(str(swarm.folder / "duo")) == []
     equal_so_far(swarm, "ada", "bob", "duo")
@@ -192,7 +192,7 @@ def test_a_rank_or_torchrun_that_dies_ends_the_peer_and_nobody_waits(make: Make)
         p for p in children(duo.child.pid) if b"\0RANK=1\0" in b"\0" + Path(f"/proc/{p}/environ").read_bytes()
     )
     os.kill(second, signal.SIGKILL)
-    code, _ = duo.finish(60)
+    code, _ = duo.finish()
     assert code != 0
     assert "another rank of this peer died" in (swarm.folder / "duo.log").read_text()
 
@@ -200,7 +200,7 @@ def test_a_rank_or_torchrun_that_dies_ends_the_peer_and_nobody_waits(make: Make)
     join_with_ranks(swarm, "duo")
     wait_votes(swarm, "duo", 1)
     swarm.processes["duo"].kill()
-    wait_for("end of all ranks", lambda: not processes_with(str(swarm.folder / "duo")), 60)
+    wait_for("end of all ranks", lambda: not processes_with(str(swarm.folder / "duo")))
     swarm.wait_step("ada", swarm.last_step("ada") + 5)
 
 
@@ -209,10 +209,10 @@ def test_a_method_for_one_device_is_refused_and_nobody_waits(make: Make) -> None
     swarm = make('method = "paper"')
     swarm.join("ada")
     swarm.wait_step("ada", 1)
-    code, _ = join_with_ranks(swarm, "duo").finish(60)
+    code, _ = join_with_ranks(swarm, "duo").finish()
     assert code != 0
     assert "this peer has 2 devices" in (swarm.folder / "duo.log").read_text()
-    wait_for("end of all ranks", lambda: not processes_with(str(swarm.folder / "duo")), 60)
+    wait_for("end of all ranks", lambda: not processes_with(str(swarm.folder / "duo")))
     swarm.wait_step("ada", swarm.last_step("ada") + 5)
 
 
@@ -221,6 +221,6 @@ def test_devices_that_are_not_a_ranks_own_are_refused(tmp_path: Path) -> None:
     link = Invite(bytes(32), ("127.0.0.1:1",), coordinator, bytes(32), (), "nowhere").link()
     command = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone", *INSTALLED, "join", link)
     process = Process(tmp_path / "log", *command, "--home", str(tmp_path / "duo"), "--device", "cuda:1")
-    code, _ = process.finish(60)
+    code, _ = process.finish()
     assert code != 0
     assert "each takes a device of its own" in (tmp_path / "log").read_text()

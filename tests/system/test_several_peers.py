@@ -13,7 +13,7 @@ from protos.errors import OperatorError
 from tests.system.local_swarm import LocalSwarm, digests_by_step, processes_with, wait_for
 from tests.system.test_owner import RUN
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 FIRST, SECOND = "both/cpu", "both/cpu-2"
 
 
@@ -26,7 +26,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
 def owner(swarm: LocalSwarm, command: str, *flags: str) -> list[dict[str, Any]]:
     """What an owner's command prints, a line for each peer."""
     process = swarm.start(command, "node", command, "--home", str(swarm.folder / "both"), "--json", *flags)
-    out, _ = process.child.communicate(timeout=60)
+    out, _ = process.child.communicate(timeout=300)
     process.close()
     assert process.child.returncode == 0, process.log.read_text()
     return [json.loads(line) for line in out.splitlines()]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.local_swarm import PLAIN_MODEL, SURROUNDINGS, TINY_MODEL, LocalSwarm, toml_of_run, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 RUN = toml_of_run("surrounded", TINY_MODEL, clock={"batch_samples": 8, "snapshot_every": 50})
 
@@ -27,7 +27,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "node", *arguments]
     environment = os.environ | SURROUNDINGS | environment
-    return subprocess.run(command, input="", capture_output=True, text=True, timeout=150, check=False, env=environment)
+    return subprocess.run(command, input="", capture_output=True, text=True, timeout=300, check=False, env=environment)
 
 
 def at(time: str) -> dict[str, str]:

@@ -20,11 +20,9 @@ from protos.invite import Invite
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, processes_with, toml_of_run, wait_for
 from tests.system.terminal import CTRL_C, Terminal, daemons_of
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 STOP_SECONDS_MAX = 20.0
-START_SECONDS_MAX = 200.0
-"""Torch is loaded in 4 s where nothing else runs."""
 SIZE = (80, 24)
 VIEW = "node.terminal.peer_view"
 WRITE = {"aarch64": "64"}.get(platform.machine(), "1")
@@ -85,7 +83,7 @@ def writes(pid: int) -> bool:
 
 def check_end(terminal: Terminal, home: Path, code: int) -> str:
     """Soon, with its code; the terminal as it was, no process left, and the words after the view. Gives these words."""
-    assert terminal.seconds_to_end(60.0) < STOP_SECONDS_MAX
+    terminal.check_ends_soon(STOP_SECONDS_MAX)
     shown = terminal.look()
     assert terminal.code == code, shown[-2000:]
     assert not daemons_of(home)
@@ -111,7 +109,7 @@ def test_a_peer_is_seen_at_work_and_finishes(swarm: LocalSwarm, short_home: Path
     """The keys, the log's file, and the thanks at the end."""
     with join(swarm.link, short_home) as terminal:
         before = terminal.modes()
-        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"))
         terminal.wait_for("steps", lambda: terminal.shows("accepted, 4 of 4 samples"))
         rows: list[str] = []
 
@@ -153,10 +151,10 @@ def test_every_way_to_end_it_is_quiet(swarm: LocalSwarm, tmp_path: Path, way: st
     folder = tmp_path / "runs" / Invite.parse(link).run_id.hex()[:16]
     with join(link, tmp_path) as terminal:
         before = terminal.modes()
-        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"))
         if way == "hang-up":
             terminal.hang_up()
-            assert terminal.seconds_to_end(60.0) < STOP_SECONDS_MAX
+            terminal.check_ends_soon(STOP_SECONDS_MAX)
             assert terminal.code == 130
             assert not view_of(tmp_path)
             assert not daemons_of(tmp_path)
@@ -176,7 +174,7 @@ def test_every_way_to_end_it_is_quiet(swarm: LocalSwarm, tmp_path: Path, way: st
 def test_a_view_that_is_killed_costs_the_peer_nothing(swarm: LocalSwarm, tmp_path: Path) -> None:
     with join(another_run(swarm, tmp_path, 1000000), tmp_path) as terminal:
         before = terminal.modes()
-        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"))
         step = call(tmp_path, "me")["step"]
         [view] = view_of(tmp_path)
         os.kill(view, signal.SIGKILL)
@@ -192,7 +190,7 @@ def test_a_view_that_is_killed_costs_the_peer_nothing(swarm: LocalSwarm, tmp_pat
 def test_a_peer_that_is_killed_leaves_the_terminal_in_order(swarm: LocalSwarm, tmp_path: Path) -> None:
     with join(another_run(swarm, tmp_path, 1000000), tmp_path, in_shell=True) as terminal:
         before = terminal.modes()
-        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"))
         os.kill(terminal.child, signal.SIGKILL)
         wait_for("end of the view", lambda: not view_of(tmp_path))
         assert terminal.modes() == before
@@ -205,7 +203,7 @@ def test_a_peer_that_is_killed_leaves_the_terminal_in_order(swarm: LocalSwarm, t
 def test_a_window_that_takes_no_output_holds_up_nothing(swarm: LocalSwarm, tmp_path: Path) -> None:
     """Ctrl-S, or a `screen` that is stopped: nobody reads what the view writes."""
     with join(another_run(swarm, tmp_path, 1000000), tmp_path) as terminal:
-        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"))
         wait_for("a full window", lambda: any(map(writes, view_of(tmp_path))), 120.0)
         step = call(tmp_path, "me")["step"]
         wait_for("steps", lambda: call(tmp_path, "me")["step"] > step + 5)
@@ -228,11 +226,11 @@ def test_plain_lines_where_they_are_asked_for_and_where_there_is_no_window(swarm
     link = another_run(swarm, tmp_path, 1000000)  # in the first one, nobody has the state of its steps any more
     for flags, size in ((("--plain",), SIZE), ((), None)):
         with join(link, tmp_path, *flags, size=size) as terminal:
-            terminal.wait_for("lines", lambda terminal=terminal: "taking part" in terminal.look(), START_SECONDS_MAX)
+            terminal.wait_for("lines", lambda terminal=terminal: "taking part" in terminal.look())
             assert not view_of(tmp_path)
             assert "\x1b[?1049h" not in terminal.look()
             terminal.type(CTRL_C)
-            assert terminal.seconds_to_end(60.0) < STOP_SECONDS_MAX
+            terminal.check_ends_soon(STOP_SECONDS_MAX)
             assert terminal.code == 130
     assert not (tmp_path / "peer.log").exists()
 
@@ -246,20 +244,20 @@ def test_a_run_is_seen_from_outside_until_it_is_finished(swarm: LocalSwarm, tmp_
         before = terminal.modes()
         terminal.wait_for("run", lambda: terminal.shows("waiting: "))
         with join(link, tmp_path, "--plain") as peer:
-            terminal.wait_for("peer", lambda: terminal.shows(" peers    1 peer; "), START_SECONDS_MAX)
+            terminal.wait_for("peer", lambda: terminal.shows(" peers    1 peer; "))
             line = re.compile(r" +\w{8} +\S+ +cpu +\d+ +\d+ ")
             terminal.wait_for("its line", lambda: any(map(line.match, terminal.rows())))
-            terminal.wait_for("end", lambda: terminal.shows(" state    finished: "), START_SECONDS_MAX)
+            terminal.wait_for("end", lambda: terminal.shows(" state    finished: "))
             rows = terminal.rows()
             assert re.match(r" seen-[0-9a-f]{8} +step 40 of 40$", rows[0]), rows[0]
-            assert peer.seconds_to_end(60.0) < 60.0
+            peer.wait_end()
         assert "libtorch" not in Path(f"/proc/{terminal.pid}/maps").read_text()
         terminal.type(b"?")
         terminal.wait_for("help", lambda: terminal.shows("Any key closes this help."))
         terminal.type(b"q")
         terminal.wait_for("no help", lambda: not terminal.shows("Any key closes this help."))
         terminal.type(CTRL_C)
-        assert terminal.seconds_to_end(30.0) < STOP_SECONDS_MAX
+        terminal.check_ends_soon(STOP_SECONDS_MAX)
         assert terminal.code == 130
         assert terminal.modes() == before
     code, last = lines.finish()

@@ -23,7 +23,7 @@ def run(*arguments: str) -> str:
     assert PYTHON is not None
     done = subprocess.run(
         [PYTHON, *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

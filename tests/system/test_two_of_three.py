@@ -8,7 +8,7 @@ from protos.identity import Identity
 from tests.system.local_swarm import LocalSwarm, wait_for
 from tests.system.test_owner import RUN
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 ADA, BOB, CID = (Identity.from_seed(bytes([60 + n]) * 32) for n in range(3))
 OPERATORS = f'[operators]\nkeys = ["{ADA.peer_id}", "{BOB.peer_id}", "{CID.peer_id}"]\n'
 

@@ -90,7 +90,7 @@ def browser() -> Iterator[Any]:
 
 
 def asked(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         return json.loads(answer.read())
 
 
@@ -233,7 +233,7 @@ def between(url: str, change: Callable[[str, bytes], bytes]) -> Iterator[str]:
                 self.send_error(503)
                 return
             try:
-                with urllib.request.urlopen(url.rstrip("/") + self.path, timeout=30) as answer:
+                with urllib.request.urlopen(url.rstrip("/") + self.path, timeout=300) as answer:
                     body, kind = change(self.path, answer.read()), answer.headers["content-type"]
             except urllib.error.HTTPError as error:
                 self.send_error(error.code)
@@ -412,7 +412,7 @@ def test_a_page_of_ones_own_says_the_same_and_ends_cleanly(swarm: PageSwarm) -> 
     mine, theirs = asked(one), asked(other)
     assert [mine[key] for key in ("head", "votes", "tokens")] == [theirs[key] for key in ("head", "votes", "tokens")]
     web.interrupt()
-    assert web.finish(30)[0] == 0
+    assert web.finish()[0] == 0
 
 
 @in_a_browser
@@ -468,7 +468,7 @@ def test_the_page_ends_with_its_coordinator_and_a_busy_port_does_not_end_the_coo
         wait_for("warning", lambda: swarm.events("busy", "the web page is off, and the runs go on without it"))
         assert process.child.poll() is None
         process.interrupt()
-        assert process.finish(30)[0] == 0
+        assert process.finish()[0] == 0
     process = swarm.start("killed", *serve, "127.0.0.1:0")
     process.first_json()
     wait_for("page", lambda: swarm.events("killed", READY))
@@ -478,7 +478,7 @@ def test_the_page_ends_with_its_coordinator_and_a_busy_port_does_not_end_the_coo
     of_killed = [pid for pid in map(int, children.stdout.split()) if parent_of(pid) == process.child.pid]
     assert len(of_killed) == 1
     os.kill(process.child.pid, signal.SIGKILL)
-    wait_for("end of the page", lambda: parent_of(of_killed[0]) is None, 30)
+    wait_for("end of the page", lambda: parent_of(of_killed[0]) is None)
     process.close()
 
 

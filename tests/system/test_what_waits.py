@@ -19,7 +19,7 @@ from tests.system.local_swarm import Process, wait_for
 from tests.system.postgres import Postgres, server_or_skip
 from tests.unit.coordinator.driver import LAYOUT
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 KEYS = ("identity.key", "tls.key", "tls.crt")
 ADA, BOB, CAY = (Identity.from_seed(bytes([50 + n]) * 32) for n in range(3))
 RUN = f"""

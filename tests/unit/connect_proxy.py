@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 240.0
 
 
 class ConnectProxy:

@@ -51,7 +51,7 @@ def web(life: Life, tmp_path: Path) -> Iterator[WebFolder]:
 
 def command(*words: str) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
-        [sys.executable, "-m", "node", *words, "--json"], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "node", *words, "--json"], capture_output=True, text=True, check=False, timeout=270
     )
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 

@@ -272,7 +272,7 @@ def test_the_command_ends_with_1(life: Life) -> None:
     life.steps(2)
     cut(life, 0, 1)
     command = [sys.executable, "-m", "node", "verify", str(life.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=270, check=False)
     assert (done.returncode, "FAILED: nothing in the log confirms" in done.stdout) == (1, True), done.stderr
 
 

@@ -155,7 +155,7 @@ async def test_a_backup_ends_while_the_coordinator_writes_all_the_time(tmp_path:
     writer.start()
     try:
         before = len(written)
-        await asyncio.wait_for(asyncio.to_thread(backup.make, home, file), 60)
+        await asyncio.wait_for(asyncio.to_thread(backup.make, home, file), 240)
         assert len(written) > before, "the backup held the writer up"
     finally:
         stop.set()

@@ -31,7 +31,7 @@ address, sha256 = sys.argv[1], bytes.fromhex(sys.argv[2])
 proxy = way_of(address)
 try:
     with pinned_channel(address, fetch_certificate(address, sha256, proxy=proxy), proxy=proxy) as channel:
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=240)
     print("answered")
 except SwarmentumError as error:
     print(error)
@@ -49,7 +49,7 @@ class Served:
         """What a client in a process of its own says, with this environment."""
         done = subprocess.run(
             [sys.executable, "-c", ASK, self.address, self.certificate.sha256.hex()],
-            env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False,
+            env=os.environ | environment, capture_output=True, text=True, timeout=270, check=False,
         )  # fmt: skip
         return done.stdout.strip() or done.stderr
 
@@ -71,7 +71,7 @@ def _serve(certificate: tls.Certificate) -> Iterator[Served]:
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
     server.start()
     yield Served(f"127.0.0.1:{port}", certificate)
-    server.stop(None).wait(10)
+    server.stop(None).wait(240)
 
 
 def of_before(home: Path, now: datetime) -> tls.Certificate:

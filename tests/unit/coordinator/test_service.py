@@ -310,7 +310,7 @@ async def test_second_stream_ends_the_first(tmp_path: Path) -> None:
         second = peer.client.follow(0)
         assert (await anext(second)).HasField("notice")
         with pytest.raises((StopAsyncIteration, NetworkError)):
-            await asyncio.wait_for(anext(first), 10)
+            await asyncio.wait_for(anext(first), 240)
         assert here.runtime.run.peers[peer.key].phase is PeerPhase.SYNCING
         assert await peer.ready() == []
         peer.stream = second  # type: ignore[assignment]
@@ -455,7 +455,7 @@ async def test_request_of_a_peer_that_hangs_up_is_done_to_its_end(
 
         monkeypatch.setattr(here.journal, "append", slow)
         call = loop.create_task(swarm[1].contribute(tick, swarm))
-        await asyncio.wait_for(writing.wait(), 20)
+        await asyncio.wait_for(writing.wait(), 240)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await swarm[1].close()

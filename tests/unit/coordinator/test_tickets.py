@@ -354,7 +354,7 @@ async def test_a_disk_that_fails_admits_nobody_and_uses_nothing(tmp_path: Path) 
                 await first.join()
             with here.journal._engine.begin() as connection:
                 connection.execute(sa.text("DROP TRIGGER full"))
-            async with asyncio.timeout(20):  # the coordinator tries the disk again after a second or so
+            async with asyncio.timeout(240):  # the coordinator tries the disk again after a second or so
                 while await refused_for_now(second):
                     await asyncio.sleep(0.1)
             with pytest.raises(RefusedError, match="1 of 1"):

@@ -168,7 +168,7 @@ class Web:
 
     def fetch(self, shard: int, told: Callable[[int], bool]) -> bool:
         self.asked.release()
-        assert self.let.acquire(timeout=20)
+        assert self.let.acquire(timeout=240)
         if not told(0):
             return False
         self.fetched.append(shard)
@@ -187,7 +187,7 @@ def web(tmp_path: Path) -> Iterator[tuple[Web, Cache, ShardedSamples]]:
     yield made, cache, ShardedSamples(manifest, cache, CONTEXT, 0)
     cache.close()
     made.let.release(100)
-    cache._thread.join(20)
+    cache._thread.join(240)
     assert not cache._thread.is_alive()
 
 

@@ -68,10 +68,10 @@ def test_no_answer_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_a_program_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_facts, "ANSWER_SECONDS_MAX", 0.2)
-    answers(tmp_path, monkeypatch, gdbus=f"exec {sys.executable} -c 'import time; time.sleep(60)'")
+    answers(tmp_path, monkeypatch, gdbus=f"exec {sys.executable} -c 'import time; time.sleep(600)'")
     began = time.monotonic()
     assert machine_facts.idle_seconds()[0] is None
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
 
 
 def test_macos_says_nanoseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from protos.optimizer_config import OptimizerConfig
 
 RUN, SIZE, LR, CONTEXT = b"r" * 32, 64, 2.0**-8, 9
 VOCABULARY = 70
-PATIENCE_SECONDS = 3
+PATIENCE_SECONDS = 8
 HERE = "tests.unit.node.ranks_of_a_peer"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from node.swarm.api import EVENTS_MAX, Swarm
+from node.swarm.api import EVENTS_MAX, FETCH_SECONDS_MAX, Swarm
 from node.swarm.events import Failed, Waiting
 from protos.errors import NetworkError, StoppedError
 
@@ -74,7 +74,7 @@ def test_ctrl_c_ends_a_wait_at_once() -> None:
     started = time.monotonic()
     with pytest.raises(StoppedError):
         swarm.fetch(b"never", 1, [])
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < FETCH_SECONDS_MAX / 2
     swarm.close(leaving=False)
 
 
@@ -90,7 +90,7 @@ def test_more_events_than_fit_wait_for_room_and_keep_their_order() -> None:
     swarm, network = made()
     count = EVENTS_MAX * 2
     asyncio.run_coroutine_threadsafe(network.follow_from(count, b""), swarm._loop)
-    events = [swarm.next_event(5) for _ in range(count)]
+    events = [swarm.next_event(240) for _ in range(count)]
     assert events == [Waiting(str(number)) for number in range(count)]
     swarm.close(leaving=False)
 
@@ -98,7 +98,7 @@ def test_more_events_than_fit_wait_for_room_and_keep_their_order() -> None:
 def filled(swarm: Swarm) -> Future[None]:
     """Follow until the queue is full and one more waits for room."""
     following = asyncio.run_coroutine_threadsafe(swarm._session.follow_from(EVENTS_MAX + 5, b""), swarm._loop)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 240
     while not swarm._room.locked():
         assert time.monotonic() < until, "the events never filled the queue"
         threading.Event().wait(0.01)

@@ -57,7 +57,7 @@ async def test_without_a_limit_only_the_named_length_is_taken(named: int) -> Non
 async def test_holders_that_contradict_each_other_come_to_an_end() -> None:
     liars: Sequence[int] = (MANY, MANY - 1, MANY - 2)
     holders = {key: liar(total, 10) for key, total in zip((LIAR, ONE, OTHER), liars, strict=True)}
-    async with fetching(holders) as fetcher, asyncio.timeout(20):
+    async with fetching(holders) as fetcher, asyncio.timeout(240):
         with pytest.raises(NetworkError, match="no holder gave blob"):
             await fetcher.fetch(SHA256, len(BLOB), list(holders), MANY)
 

@@ -25,7 +25,7 @@ ADA, COORDINATOR = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
 INVITE = Invite(RUN, ("127.0.0.1:1",), COORDINATOR.public_key, bytes(32), (), "commits")
 VOTES = b"votes"
 SHA256 = payload_hash(VOTES)
-SECONDS_MAX = 10.0
+SECONDS_MAX = 240.0
 
 
 class Coordinator:

@@ -52,7 +52,7 @@ class Overlay:
 
 async def rounds(overlay: Overlay, more: int) -> None:
     until = overlay.done.count("meet") + more
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(240):
         while overlay.done.count("meet") < until:
             await asyncio.sleep(0)
 

@@ -63,7 +63,7 @@ def test_the_loss_is_of_the_stored_state_while_the_training_goes_on(tmp_path: Pa
     wanted, root = expected(table), peer.keep()
     table.mul_(50.0)  # the training is past that state
     peer.evaluator.agreed(5, root, 100)
-    assert peer.told.wait(30)
+    assert peer.told.wait(240)
     peer.evaluator.finish()
     [made] = peer.found
     assert (made.step, made.device, made.tokens) == (5, "cpu", samples().validation(16)[:, 1:].size)
@@ -74,7 +74,7 @@ def test_the_loss_is_of_the_stored_state_while_the_training_goes_on(tmp_path: Pa
 def test_the_stored_state_writes_a_text_that_is_cut_at_the_limit(tmp_path: Path) -> None:
     peer = Peer(tmp_path, write=lambda model: "é" * 600 + str(model.training))
     peer.evaluator.agreed(5, peer.keep(), 100)
-    assert peer.told.wait(30)
+    assert peer.told.wait(240)
     peer.evaluator.finish()
     [made] = peer.found
     assert made.sample.endswith("False")
@@ -103,7 +103,7 @@ def test_a_card_without_room_for_fp32_weights_evaluates_in_bf16_and_says_so(
     wanted, root = expected(table), peer.keep()
     table.mul_(50.0)
     peer.evaluator.agreed(5, root, 100)
-    assert peer.told.wait(30)
+    assert peer.told.wait(240)
     peer.evaluator.finish()
     [made] = peer.found
     short = how is OnCard
@@ -141,9 +141,9 @@ def test_samples_that_are_not_here_yet_leave_a_state_out(tmp_path: Path) -> None
     root = peer.keep()
     peer.evaluator.agreed(5, root, 100)
     with peer.evaluator._changed:
-        peer.evaluator._changed.wait_for(lambda: bool(asked) and not peer.evaluator._busy, 30)
+        peer.evaluator._changed.wait_for(lambda: bool(asked) and not peer.evaluator._busy, 240)
     peer.evaluator.agreed(10, root, 100)
-    assert peer.told.wait(30)
+    assert peer.told.wait(240)
     peer.evaluator.finish()
     assert [made.step for made in peer.found] == [10]
 
@@ -173,10 +173,10 @@ def test_what_a_loss_raises_ends_no_evaluator(tmp_path: Path) -> None:
     while answers:
         made.agreed(5, root, 10)
         if len(answers) == 1:
-            assert peer.told.wait(10)
+            assert peer.told.wait(240)
         made._changed.acquire()
         try:
-            assert made._changed.wait_for(lambda: made._waiting is None and not made._busy, 10)
+            assert made._changed.wait_for(lambda: made._waiting is None and not made._busy, 240)
         finally:
             made._changed.release()
         answers.pop(0)

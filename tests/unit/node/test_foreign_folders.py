@@ -34,7 +34,7 @@ def hostile(folder: Path) -> Path:
 def command(folder: Path, *words: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
     return subprocess.run(
-        [str(BIN / words[0]), *words[1:]], input=stdin, capture_output=True, text=True, timeout=200, check=False, cwd=folder,
+        [str(BIN / words[0]), *words[1:]], input=stdin, capture_output=True, text=True, timeout=270, check=False, cwd=folder,
         env=surroundings,
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def test_files_beside_run_toml_do_not_run(tmp_path: Path) -> None:
 def test_a_child_of_a_child_leaves_the_folder_out_too(tmp_path: Path) -> None:
     folder = hostile(tmp_path / "from-somebody")
     inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {'import structlog'!r}], check=True)"
-    subprocess.run(python_command("-c", inner), cwd=folder, env=safe_environment(), check=True, timeout=60)
+    subprocess.run(python_command("-c", inner), cwd=folder, env=safe_environment(), check=True, timeout=270)
     assert not (folder / "ran").exists()
 
 

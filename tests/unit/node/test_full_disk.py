@@ -66,7 +66,7 @@ def test_a_peer_waits_for_room_and_takes_part_again(
 
         def makes_room() -> None:
             if listen is not None:
-                seen.append(urllib.request.urlopen(f"http://{listen}/metrics", timeout=10).read().decode())
+                seen.append(urllib.request.urlopen(f"http://{listen}/metrics", timeout=240).read().decode())
             filling.unlink()
 
         class Log:

@@ -37,7 +37,7 @@ def sleepers(above: int) -> list[int]:
         return []
 
 
-def until(what: object, seconds: float = 20.0) -> bool:
+def until(what: object, seconds: float = 240.0) -> bool:
     end = time.monotonic() + seconds
     while not (met := what()) and time.monotonic() < end:  # type: ignore[operator]
         time.sleep(0.02)
@@ -65,16 +65,16 @@ def test_the_command_ends_when_its_starter_is_killed(how: tuple[str, ...]) -> No
 
 def test_what_watches_passes_signals_and_the_exit_code_on() -> None:
     base = [sys.executable, "-I", "-S", "-c", WATCHING, str(os.getpid())]
-    assert subprocess.run([*base, "/bin/sh", "-c", "exit 7"], timeout=20, check=False).returncode == 7
+    assert subprocess.run([*base, "/bin/sh", "-c", "exit 7"], timeout=270, check=False).returncode == 7
     watched = subprocess.Popen([*base, "/bin/sleep", "1000"])
     assert until(lambda: sleepers(watched.pid))
     watched.terminate()
-    assert watched.wait(20) != 0
+    assert watched.wait(240) != 0
     assert not sleepers(watched.pid)
 
 
 @LINUX_ONLY
 def test_a_command_whose_starter_is_gone_already_does_not_start() -> None:
     command = [sys.executable, "-I", "-S", guard.__file__, "1", "/bin/echo", "started"]
-    done = subprocess.run(command, capture_output=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=270, check=False)
     assert (done.returncode, done.stdout) == (1, b"")

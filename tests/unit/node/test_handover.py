@@ -103,7 +103,7 @@ def test_the_same_arithmetic_in_a_program_makes_the_same_votes(local_steps: int)
     assert one.loss_mean == pytest.approx(other.loss_mean, rel=1e-6)
     assert built_in.vote(1, LR) == own.vote(1, LR)
     handover.end()
-    program.join(10)
+    program.join(240)
     assert not program.is_alive()
     assert program.error is None
 
@@ -160,7 +160,7 @@ def test_the_training_waits_for_a_program_that_still_computes() -> None:
 
     def slow(handover: Handover, share: Share) -> None:
         began.set()
-        assert go.wait(20)
+        assert go.wait(240)
         assert share.late
         own_loop(handover, share)
 
@@ -169,15 +169,15 @@ def test_the_training_waits_for_a_program_that_still_computes() -> None:
     found: list[GradResult] = []
     training = threading.Thread(target=lambda: found.append(made.gradients(text(), RANGES, 3, None, never)))
     training.start()
-    assert began.wait(20)
+    assert began.wait(240)
     decided = True
     training.join(0.3)
     assert training.is_alive(), "the training took the model away from the program"
     go.set()
-    training.join(20)
+    training.join(240)
     assert [result.samples for result in found] == [8]
     handover.end()
-    program.join(10)
+    program.join(240)
     assert program.error is None
 
 
@@ -248,9 +248,9 @@ def test_what_a_program_must_not_do_is_said_to_it(work: Callable[[Handover, Shar
 
     training = threading.Thread(target=train, daemon=True)
     training.start()
-    program.join(20)
+    program.join(240)
     handover.give_back(NoVotes("the test is over"))
-    training.join(20)
+    training.join(240)
     assert not training.is_alive()
     assert program.error is not None
     with pytest.raises(OperatorError, match=said):
@@ -320,7 +320,7 @@ def test_a_program_that_moves_parameters_behind_autograd_is_told() -> None:
     with pytest.raises(OperatorError, match="the program changed the parameter"):
         gradients(made)
     handover.end()
-    program.join(10)
+    program.join(240)
     assert isinstance(program.error, OperatorError)
 
 
@@ -348,4 +348,4 @@ def test_the_built_in_loop_refuses_a_model_that_programs_train() -> None:
     own.model.own_loop = True  # type: ignore[assignment]
     assert gradients(own).samples == 8
     handover.end()
-    program.join(10)
+    program.join(240)

@@ -21,7 +21,7 @@ from tests.unit.node.test_recovery import Log, replica, updates_of
 
 def waits(go: threading.Event) -> None:
     """A disk that takes its time."""
-    assert go.wait(30)
+    assert go.wait(240)
 
 
 class Kept:

@@ -104,7 +104,7 @@ def copied(states: States, mirror: Path, *steps: int, kept: int = 2) -> Path:
         root = states.reaches(step).root
         writer.agreed(step, root, root)
         manifest = mirror / folder_of_run(RUN) / file_name(step, root, MANIFEST)
-        wait_for(f"the copy of step {step}", manifest.exists, 20)
+        wait_for(f"the copy of step {step}", manifest.exists, 240)
     writer.close()
     return mirror / folder_of_run(RUN)
 
@@ -147,10 +147,10 @@ def test_a_mirror_that_fails_stops_nobody_and_is_tried_again(
     writer = writer_to(str(tmp_path / "mirror"), RUN, states.store, 2, LOG)
     root = states.reaches(10).root
     writer.agreed(10, root, root)
-    wait_for("a line in the log", lambda: "snapshot not copied" in capsys.readouterr().out, 20)
+    wait_for("a line in the log", lambda: "snapshot not copied" in capsys.readouterr().out, 240)
     (tmp_path / "mirror").unlink()
     writer.agreed(10, root, root)
-    wait_for("the copy", (tmp_path / "mirror" / folder_of_run(RUN) / file_name(10, root, MANIFEST)).exists, 20)
+    wait_for("the copy", (tmp_path / "mirror" / folder_of_run(RUN) / file_name(10, root, MANIFEST)).exists, 240)
     writer.close()
 
 
@@ -161,16 +161,16 @@ def test_the_newest_snapshot_goes_before_those_that_wait(states: States, tmp_pat
     class Slow(FolderPlace):
         def write(self, name: str, blocks: Any) -> None:
             first.set()
-            assert go.wait(20)
+            assert go.wait(240)
             super().write(name, blocks)
 
     writer = MirrorWriter(Slow(str(tmp_path / "mirror"), "run"), states.store, 5, LOG)
     for step in (10, 20, 30):
         root = states.reaches(step).root
         writer.agreed(step, root, root)
-        assert first.wait(20)
+        assert first.wait(240)
     go.set()
-    wait_for("the newest", (tmp_path / "mirror/run" / file_name(30, states.manifests[30].root, MANIFEST)).exists, 20)
+    wait_for("the newest", (tmp_path / "mirror/run" / file_name(30, states.manifests[30].root, MANIFEST)).exists, 240)
     writer.close()
     assert not list((tmp_path / "mirror/run").glob(f"{20:012d}-*"))
 
@@ -183,7 +183,7 @@ def test_a_rotten_piece_of_the_anchor_is_not_copied(
         file.write(b"rot")
     writer = writer_to(str(tmp_path / "mirror"), RUN, states.store, 2, LOG)
     writer.agreed(10, root, root)
-    wait_for("a line in the log", lambda: "piece 0 is not what the manifest says" in capsys.readouterr().out, 20)
+    wait_for("a line in the log", lambda: "piece 0 is not what the manifest says" in capsys.readouterr().out, 240)
     writer.close()
     assert not [path for path in tmp_path.joinpath("mirror").rglob("*") if path.is_file()]
 
@@ -211,7 +211,7 @@ def test_a_joiner_takes_all_from_a_mirror_if_no_peer_is_there(
 def test_peers_and_a_mirror_share_the_pieces(states: States, served: WebFolder, tmp_path: Path) -> None:
     copied(states, tmp_path / "mirror", 10)
     peers, mirrors = Peers(states.pieces(10)), reader(served.url)
-    peers.before = lambda: wait_for("the mirror", lambda: mirrors.received, 20) and None
+    peers.before = lambda: wait_for("the mirror", lambda: mirrors.received, 240) and None
     assert downloads(tmp_path, states, 10, peers, mirrors) == states.data[10]
     assert mirrors.received
     assert peers.gave
@@ -293,7 +293,7 @@ def test_a_silent_mirror_holds_up_nobody(states: States, tmp_path: Path) -> None
 
     mirrors = MirrorReader([Silent(str(tmp_path), "run")], LOG, lambda size: None)
     peers = Peers(states.pieces(10))
-    peers.before = lambda: wait_for("the mirror", lambda: mirrors.received, 20) and None
+    peers.before = lambda: wait_for("the mirror", lambda: mirrors.received, 240) and None
     try:
         assert downloads(tmp_path, states, 10, peers, mirrors) == states.data[10]
     finally:
@@ -349,7 +349,7 @@ def test_a_bucket_is_a_mirror(states: States, bucket: str, tmp_path: Path) -> No
     for step in (10, 20, 30):
         root = states.reaches(step).root
         writer.agreed(step, root, root)
-        wait_for("the copy", lambda: place.size(file_name(step, root, MANIFEST)), 20)  # noqa: B023 - called at once
+        wait_for("the copy", lambda: place.size(file_name(step, root, MANIFEST)), 240)  # noqa: B023 - called at once
     writer.close()
     assert len(place.names()) == 4
     mirrors = reader(bucket)

@@ -53,7 +53,7 @@ async def hosts(
 
 
 async def until(
-    what: str, look: Callable[[], bool], seconds: float = 20.0, work: Callable[[int], Awaitable[None]] | None = None
+    what: str, look: Callable[[], bool], seconds: float = 240.0, work: Callable[[int], Awaitable[None]] | None = None
 ) -> None:
     """Until `look` finds it; `work` is done again and again meanwhile."""
     times = 0
@@ -221,7 +221,7 @@ async def test_hostile_requests_are_counted_and_the_server_goes_on(tmp_path: Pat
             reader, writer = await client.open(server.identity.public_key, PROTOCOL)
             writer.write(frame)
             await writer.drain()
-            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert await asyncio.wait_for(reader.read(), 240) == b""
             writer.close()
         reasons = [refusal.reason for refusal in refused]
         assert reasons == [Reason.TOO_LARGE, Reason.MALFORMED, Reason.MALFORMED]
@@ -239,15 +239,15 @@ async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(t
         await discovery.start([])
         ada.p2p._child.kill()
         await until("the daemon came back", lambda: ada.restarts == 1 and ada.p2p._child.returncode is None)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             while not await bob.connect(await ada.addresses() or ["/p2p/x"]):
                 await asyncio.sleep(0.05)
         assert ada.p2p.peer_id.to_base58() == ada.identity.peer_id
-        async with asyncio.timeout(10):  # hivemind waits for ever for an answer of the dead daemon
+        async with asyncio.timeout(240):  # hivemind waits for ever for an answer of the dead daemon
             await discovery.stop()
         async with fetching(bob) as fetcher:
             assert await fetcher.fetch(NAME, len(BLOB), [ada.identity.public_key]) == BLOB
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             while not heard:
                 await bob.publish("topic", b"hello")
                 await asyncio.sleep(0.1)
@@ -282,7 +282,7 @@ async def test_subscribers_are_the_peers_of_a_topic_and_no_relay(tmp_path: Path)
         for host in (ada, bob):
             assert await host.connect(await relay.addresses())
         assert await ada.connect(await bob.addresses())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             while await ada.subscribers("run") != {bob.identity.peer_id}:
                 await asyncio.sleep(0.05)
         assert relay.identity.peer_id in await ada.connected()

@@ -28,7 +28,7 @@ from tests.waiting import until
 RUN = b"r" * 32
 ADA, BOB, DAN = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 INVITE = Invite(RUN, ("127.0.0.1:1",), BOB.public_key, bytes(32), (), "publication")
-SECONDS_MAX = 20.0
+SECONDS_MAX = 240.0
 
 
 class Neighbours:

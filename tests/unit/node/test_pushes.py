@@ -16,7 +16,7 @@ from node.blobs.payloads import Payloads
 from node.swarm import pushes
 from node.swarm.announcements import Announcements, Topic
 from node.swarm.facts import Held
-from node.swarm.inbox import Inbox
+from node.swarm.inbox import PAYLOADS_AN_AUTHOR_MAX, Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.pulls import Pulls
 from node.swarm.pushes import REFUSED, TAKEN, Pusher, PushServer
@@ -34,7 +34,7 @@ RUN = b"r" * 32
 ADA, BOB, EVE, RELAY = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3, 4))
 VOTES = b"votes" * 100
 PARTS = [b"first", b"second", b"third"]
-SECONDS_MAX = 20
+SECONDS_MAX = 240.0
 
 
 class AnyDoor:
@@ -117,6 +117,39 @@ async def test_what_its_author_pushes_is_held_without_a_pull(tmp_path: Path) -> 
         await held(bob)
         assert bob.outbox.holdings == {Held(ADA.public_key, sha256): 1}
         assert not bob.refused
+
+
+async def test_what_comes_before_the_tick_of_its_step_is_kept_for_it(tmp_path: Path) -> None:
+    """A peer that hears of the step a moment later than the author would otherwise get the same bytes twice."""
+    async with receiving(tmp_path) as bob:
+        assert bob.view.tick is not None
+        bob.fetch.side_effect = AssertionError("a pull of what is here")
+        assert await bob.push(ADA, framed(announced(ADA, step=2), VOTES)) == TAKEN
+        assert bob.payloads.get(hashlib.sha256(VOTES).digest()) == VOTES
+        assert not bob.outbox.holdings, "nobody knows yet whether its author is in the step's roster"
+        bob.announcements.move_head(1, RUN)
+        bob.announcements.open_step(replace(bob.view.tick, step=2))
+        await held(bob)
+        assert bob.outbox.holdings == {Held(ADA.public_key, hashlib.sha256(VOTES).digest()): 2}
+        assert not bob.refused
+
+
+async def test_a_slice_that_comes_before_the_tick_is_pulled_later(tmp_path: Path) -> None:
+    """Only the tick says which ranges this peer adds up."""
+    whole = slices.joined(PARTS)
+    async with receiving(tmp_path, (b"\1", b"\0", b"\1\0")) as bob:
+        early = announced(ADA, whole, step=2, ranges=3)
+        assert await bob.push(ADA, framed(early, slices.with_slices(whole, 3, (0, 2)))) == TAKEN
+        assert (list(tmp_path.iterdir()), bob.refused) == ([], [])
+
+
+async def test_what_strangers_push_before_a_tick_is_not_kept(tmp_path: Path) -> None:
+    async with receiving(tmp_path) as bob:
+        assert REFUSED[await bob.push(EVE, framed(announced(EVE, step=2), VOTES))].value == "unknown_signer"
+        payloads = [b"%d" % number + VOTES for number in range(9)]
+        for data in payloads:
+            await bob.push(ADA, framed(announced(ADA, data, step=2), data))
+        assert len(list(tmp_path.iterdir())) == PAYLOADS_AN_AUTHOR_MAX, "a member's own are bounded as in an open step"
 
 
 async def test_an_aggregator_takes_the_slices_of_its_ranges(tmp_path: Path) -> None:

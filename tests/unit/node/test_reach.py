@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from node.overlay import reach
 from node.overlay.host import Host
 from node.overlay.reach import (
-    ASK_SECONDS_MAX,
     PORTS_MAX,
     PROTOCOL,
     ReachAnswer,
@@ -85,7 +85,7 @@ def test_the_ports_of_own_direct_addresses() -> None:
 
 
 async def remotes(host: Host, count: int) -> list[Remote]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         while len(found := await host._links.remotes()) < count:
             await asyncio.sleep(0.02)
     return found
@@ -103,14 +103,17 @@ async def test_a_real_peer_dials_back_and_tells_only_of_libp2p_peers(tmp_path: P
         ]
 
 
-async def test_a_caller_that_asks_too_often_or_wrongly_is_left_alone(tmp_path: Path) -> None:
+async def test_a_caller_that_asks_too_often_or_wrongly_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "ANSWERS_EACH_MS", 1e9)  # a slow machine needs its time for eight questions
     async with hosts(tmp_path, 2) as (ada, bob):
         there = await remotes(bob, 1)
         for request in (b"", bytes([255]) + bytes(510), bytes([4, 1])):
             reader, writer = await bob.open(ada.identity.public_key, PROTOCOL)
             writer.write(request)
             writer.write_eof()
-            async with asyncio.timeout(2 * ASK_SECONDS_MAX):
+            async with asyncio.timeout(240):
                 assert await reader.read() == b""
             writer.close()
         answers = [await ask_all(bob.open, there, ()) for _ in range(8)]
@@ -148,13 +151,13 @@ async def test_a_daemon_changes_its_settings_and_the_streams_stay(tmp_path: Path
         assert ada.restarts == 0, "a wanted change is no failure"
         assert ada.finder.relays_for_others
         answers: list[ReachAnswer] = []
-        async with asyncio.timeout(20):  # the connection to the old daemon has to end first
+        async with asyncio.timeout(240):  # the connection to the old daemon has to end first
             while not answers:
                 await bob.connect(await ada.addresses())
                 answers = await ask_all(bob.open, await remotes(bob, 1), ())
         assert answers[0].relays
         ada.p2p._child.kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             while ada.restarts == 0:
                 await asyncio.sleep(0.02)
         assert ada.finder.relays_for_others, "it comes back with the new settings"

@@ -36,14 +36,14 @@ def around() -> Around:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Replica, threading.Event]]:
-    """A replica whose digest takes until the event is set; at most half a second."""
+def slow(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[tuple[Replica, threading.Event]]:
+    """A replica whose digest takes until the event is set; at most half a second, or what a test says."""
     monkeypatch.setattr(digest_reporter, "BEHIND_BYTES_MIN", 0)
     held, go = replica(), threading.Event()
     at_once = held.demo.state_digest
 
     def later(step: int | None, all_in: int = 0) -> bytes:
-        go.wait(0.5)
+        go.wait(getattr(request, "param", 0.5))
         return at_once(step, all_in)
 
     monkeypatch.setattr(held.demo, "state_digest", later)
@@ -72,6 +72,7 @@ def test_the_state_changes_only_when_its_digest_is_there(slow: tuple[Replica, th
         assert [fact[1:] for fact in around.facts if fact[0] == word] == [(s, log.digests[s]) for s in (1, 2, 3, 4)]
 
 
+@pytest.mark.parametrize("slow", [240.0], indirect=True)
 def test_the_coordinator_hears_of_it_while_the_training_computes(
     slow: tuple[Replica, threading.Event], around: Around
 ) -> None:
@@ -82,7 +83,7 @@ def test_the_coordinator_hears_of_it_while_the_training_computes(
     states.state(lambda _: None, behind=True)
     assert around.facts == []
     go.set()
-    assert heard.wait(30), "nobody settled"
+    assert heard.wait(240), "nobody settled"
     assert [word for word, *_ in around.facts] == ["told"]
     states.settle()
     assert [word for word, *_ in around.facts] == ["told", "reached"]

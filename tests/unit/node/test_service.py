@@ -48,7 +48,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
         text=True,
         env=environment,
         check=False,
-        timeout=60,
+        timeout=270,
     )
     complaints = [line for line in (done.stdout + done.stderr).splitlines() if file.name in line]
     assert complaints == []
@@ -59,7 +59,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
         text=True,
         env=environment,
         check=False,
-        timeout=60,
+        timeout=270,
     )
     assert "maybe" in wrong.stdout + wrong.stderr, "the checker finds nothing at all"
 
@@ -113,7 +113,7 @@ def test_the_supervisor_hands_signals_on(tmp_path: Path) -> None:
         while not (log.exists() and log.read_text()):
             assert child.poll() is None
         child.send_signal(signal.SIGTERM)
-        assert child.wait(20) == 0
+        assert child.wait(240) == 0
 
 
 def test_a_signal_before_there_is_a_peer_reaches_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_without_a_receiver_nothing_is_kept() -> None:
 
 
 def test_metrics_get_the_seconds_of_each_part_without_a_receiver_of_traces() -> None:
-    spans = Spans(summed=True)
+    spans, began = Spans(summed=True), time.monotonic()
     for step in (3, 4):
         spans.opened(opened(step))
         with spans.timed(step, "compute"):
@@ -110,8 +110,9 @@ def test_metrics_get_the_seconds_of_each_part_without_a_receiver_of_traces() -> 
     with spans.timed(9, "apply"):  # of a log that this peer only replays
         pass
     assert spans.seconds.keys() == {"compute", "wait", "payloads"}
-    assert 0.02 <= spans.seconds["compute"] < 2
-    assert 1.9 < spans.seconds["wait"] < 2.1
+    lasted = time.monotonic() - began
+    assert 0.02 <= spans.seconds["compute"] <= lasted
+    assert 2 <= spans.seconds["wait"] <= 2 + lasted
     assert round(spans.seconds["payloads"], 6) == 4
     silent = Spans()
     silent.opened(opened(3))

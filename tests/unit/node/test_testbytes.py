@@ -22,7 +22,7 @@ async def taking(folder: Path, wire: WireBytes, *, willing: bool = True) -> Asyn
     async with hosts(folder, BOTH_ENDS) as (ada, bob):
         ada._daemon.prefer(relay_for_others=willing)
         await ada.serve(PROTOCOL, Taker(ada, wire).handle)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             while await ada.seen_at(bob.peer_id) is None:
                 await asyncio.sleep(0.02)
         yield ada, bob
@@ -63,7 +63,6 @@ async def test_a_used_up_month_takes_none(tmp_path: Path) -> None:
 async def test_a_sender_that_stalls_or_sends_without_end_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(testbytes, "TAKE_SECONDS_MAX", 1.0)
     wire = WireBytes()
     async with taking(tmp_path, wire) as (ada, bob):
         key = ada.identity.public_key
@@ -72,16 +71,17 @@ async def test_a_sender_that_stalls_or_sends_without_end_is_bounded(
         second, other = await bob.open(key, PROTOCOL)
         assert await second.readexactly(1) == NO, "one at a time"
         other.close()
-        async with asyncio.timeout(10):
-            assert await reader.read() == b"", "a silent sender has a second"
-        writer.close()
-        reader, writer = await bob.open(key, PROTOCOL)
-        assert await reader.readexactly(1) == YES
         writer.write(bytes(2 * BYTES_MAX))
         with suppress(OSError):  # the taker closes while bytes are under way
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(240):
                 await reader.read(-1)
         assert wire.received <= BYTES_MAX
+        writer.close()
+        monkeypatch.setattr(testbytes, "TAKE_SECONDS_MAX", 1.0)
+        reader, writer = await bob.open(key, PROTOCOL)
+        assert await reader.readexactly(1) == YES
+        async with asyncio.timeout(240):
+            assert await reader.read() == b"", "a silent sender has a second"
         writer.close()
 
 
@@ -101,9 +101,9 @@ async def test_a_taker_that_answers_without_end_or_not_at_all_is_bounded(
 
     async with hosts(tmp_path, BOTH_ENDS) as (ada, bob):
         await ada.serve(PROTOCOL, liar)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(240):
             found = await measure(bob.open, ada.identity.public_key)
         assert found.size < BYTES_MAX
         await bob.serve(PROTOCOL, mute)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(240):
             assert await measure(ada.open, bob.identity.public_key) is None

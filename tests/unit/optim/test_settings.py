@@ -280,10 +280,10 @@ def test_without_a_compiler_the_step_is_torch() -> None:
     )
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     run = [sys.executable, "-c", program]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=270, check=False, env=environment)
     assert (done.stdout.strip(), done.returncode) == ("torch", 0), done.stderr[-2000:]
     wanted = {**environment, BACKEND_VARIABLE: "numba"}
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False, env=wanted)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=270, check=False, env=wanted)
     assert "without NUMBA_DISABLE_JIT" in done.stderr
 
 

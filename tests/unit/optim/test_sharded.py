@@ -256,7 +256,7 @@ def alone(name: str, method: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("one_thread")
 def test_a_peer_of_two_ranks_votes_and_moves_as_one_device_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ import pytest
 
 def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", program, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=270, check=False)
 
 
 @pytest.mark.parametrize("program", ["node", "coordinator"])

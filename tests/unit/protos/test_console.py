@@ -40,7 +40,7 @@ def test_a_traceback_shows_no_values(capsys: pytest.CaptureFixture[str], as_json
 def _program(body: str, redirected: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     program = f"import sys\nfrom protos.console import exit_with\ndef command():\n    {body}\nexit_with(command)"
     shell = ["/bin/bash", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, program]
-    return subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=270, check=False)
 
 
 def test_a_name_that_the_terminal_cannot_show_ends_no_command() -> None:

@@ -16,7 +16,7 @@ from node.terminal.widgets import Help
 from tests.unit.terminal.told import fate, line, told
 
 SIZES = [(80, 24), (140, 50)]
-SECONDS_MAX = 20.0
+SECONDS_MAX = 240.0
 
 
 class Peer:

@@ -85,7 +85,7 @@ async def get(url: str, **headers: str) -> Got:
     def ask() -> Got:
         request = urllib.request.Request(url, headers={name.replace("_", "-"): it for name, it in headers.items()})
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=240) as answer:
                 return Got(answer.status, answer.headers, answer.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -177,13 +177,13 @@ async def test_a_run_that_its_operator_archived_leaves_the_page_and_may_come_bac
     async with page(3) as (site, url):
         ask = f"GET /{ONE}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         with connected(url, ask) as made:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(240):
                 while not site.channels.watched(RUN.hex()):
                     await asyncio.sleep(0.01)
             assert gone_in(gone_line_of(RUN)) == RUN.hex()
             await site.remove(gone_in(gone_line_of(RUN)))
             await site.remove("of another page")
-            made.settimeout(20)
+            made.settimeout(240)
 
             def rest() -> bytes:
                 try:
@@ -301,7 +301,7 @@ async def test_only_reading_is_possible() -> None:
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             request = urllib.request.Request(url + ONE, method=method)
             with pytest.raises(urllib.error.HTTPError) as refused:
-                await asyncio.to_thread(urllib.request.urlopen, request, timeout=20)
+                await asyncio.to_thread(urllib.request.urlopen, request, timeout=240)
             assert refused.value.code == 405
             refused.value.close()
 
@@ -312,7 +312,7 @@ def connected(url: str, request: bytes, receive_bytes: int | None = None) -> Ite
     with socket.socket() as made:
         if receive_bytes is not None:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        made.settimeout(20)
+        made.settimeout(240)
         made.connect((host, int(port)))
         made.sendall(request)
         yield made
@@ -341,7 +341,7 @@ async def test_a_slow_reader_is_dropped_while_a_quick_one_reads_on(monkeypatch: 
         with connected(url, ask, 4096) as _slow:
             reader, writer = await asyncio.open_connection(*_slow.getpeername())
             writer.write(ask)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(240):
                 while site.channels.count < 2:
                     await asyncio.sleep(0.01)
                 read, sent = 0, 0
@@ -353,7 +353,7 @@ async def test_a_slow_reader_is_dropped_while_a_quick_one_reads_on(monkeypatch: 
                     await asyncio.sleep(0)
             site.channels.publish(RUN.hex(), server.message("run", "the last one"))
             seen = b""
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(240):
                 while b"the last one" not in seen:
                     seen = seen[-64:] + await reader.read(1 << 20)
             writer.close()
@@ -409,7 +409,7 @@ async def test_what_the_operators_did_not_order_ends_the_following_and_is_named(
     coordinator.entries = [log.commit(), log.entry(settings=settings_of({"clock.steps": 7}))]
     async with coordinator.serve(tmp_path) as invite:
         run = Followed(invite)
-        await asyncio.wait_for(run.run(), 20)
+        await asyncio.wait_for(run.run(), 240)
     assert "entry 2 of the log does not hold" in run.problem
     assert "settings that the operators did not order" in run.problem
     assert run.book.head == 1

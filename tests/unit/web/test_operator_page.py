@@ -103,7 +103,7 @@ class Site:
         return await asyncio.to_thread(self._sent, "POST", f"/api/{path}", data, chosen)
 
     def _sent(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Got:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=240)
         try:
             kept = {name: value for name, value in headers.items() if value}
             connection.request(method, path, body, kept)
