@@ -32,6 +32,7 @@ from node.optim.given_groups import (
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import OptimizerState, Voter, Whose
 from node.optim.paper_demo import PaperConfig, PaperDeMo
+from node.optim.process_group import TakesScale
 from node.optim.run_settings import plain
 from node.optim.second_moment import local_part
 from node.optim.sharded_demo import ShardedDeMo
@@ -92,6 +93,8 @@ def author_of(rank: int) -> bytes:
 
 class ParameterGroups(torch.optim.Optimizer):
     """Parameters with their state, and no step."""
+
+    _step_supports_amp_scaling = TakesScale()
 
     @as_usual
     def __init__(self, params: Any, defaults: dict[str, Any], settings: Settings) -> None:

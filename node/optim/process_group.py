@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -142,6 +143,18 @@ def are_told_apart(parts: Sequence[Part], parameters: Sequence[Tensor]) -> bool:
 
 
 # What a `torch.amp.GradScaler` hands to an optimizer that takes it itself (`_step_supports_amp_scaling`).
+
+
+class TakesScale:
+    """True: a GradScaler then always calls `step`, with `found_inf` and `grad_scale`, and skips no exchange.
+
+    Lightning asks the same before it clips gradients, and refuses to clip those that only a step unscales. `unscale` takes
+    gradients that are unscaled before, so Lightning hears False, unscales and clips.
+    """
+
+    def __get__(self, optimizer: object, kind: type | None = None) -> bool:
+        asks = str(sys._getframe(1).f_globals.get("__name__", ""))
+        return asks.partition(".")[0] not in ("lightning", "lightning_fabric", "pytorch_lightning")
 
 
 def unscale(

@@ -97,9 +97,6 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     settings; `ReplicasDiffer` if they have different parameters; `MomentumLost` if a rank's momentum is not a number.
     """
 
-    _step_supports_amp_scaling = True
-    """A GradScaler then always calls `step`, with `found_inf` and `grad_scale`, and skips no exchange."""
-
     def __init__(
         self,
         params: nn.Module | Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],

@@ -383,6 +383,14 @@ def test_ranks_that_torch_distributed_does_not_know_are_not_trained_apart(
         later.step()
 
 
+def test_lightning_clips_what_it_has_unscaled() -> None:
+    """It refused `gradient_clip_val` with mixed precision: such optimizers unscale in `step` alone; this one takes both."""
+    asked = "getattr(optimizer, '_step_supports_amp_scaling', False)"
+    optimizer = DeMoOptimizer(tower(), lr=LR)
+    for asks, answer in (("torch.amp.grad_scaler", True), ("lightning.fabric.plugins.precision.amp", False)):
+        assert eval(asked, {"__name__": asks, "optimizer": optimizer}) is answer
+
+
 def test_a_group_without_a_parameter_to_train_is_no_mistake() -> None:
     """A trainer's group of parameters without decay is empty for LoRA. It was refused as if the whole model were frozen."""
     digests = list[bytes]()
