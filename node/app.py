@@ -28,7 +28,7 @@ from node.join_failures import Failing, telling
 from node.link.client import check_genesis
 from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
-from node.model.spec import ModelSpec, parameter_count
+from node.model.spec import ModelSpec, build, parameter_count
 from node.owner_commands import Commands, Stop
 from node.ranks.channel import RankLost
 from node.ranks.launch import launched
@@ -308,6 +308,7 @@ class _Peer:
                 run_id=run_id, public_key=key, settings=self.settings, lead=self.lead,
                 memory=self.memory, copy_folder=self.folder, blank=blank,
             )  # fmt: skip
+        replica.first_model = partial(build, spec, config.seed, vocabulary=vocabulary, context=config.data.context)
         model = {"parameters": parameter_count(replica.model), "device": str(device), "data": text.name}
         self.log.info("model", **model, size=size, dtype=text.dtype)
         return text, replica

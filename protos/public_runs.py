@@ -31,6 +31,8 @@ KEY: Final = "swarmentum_runs"
 FORMAT: Final = 1
 LIST_BYTES_MAX: Final = 4 << 20
 RUNS_MAX: Final = 256
+AHEAD_SECONDS: Final = 300
+"""A time that is further ahead of the reader's was signed with a wrong clock, or is read with one."""
 ENTRY_BYTES_MAX: Final = limits.CONFIG_JSON_BYTES_MAX + limits.INVITE_BYTES_MAX + (1 << 16)
 FIELDS: Final = (
     "genesis", "phase", "head_step", "total_steps", "loss", "paused", "parameters", "in_line", "changed", "archived",
@@ -98,11 +100,17 @@ def list_text(entries: Iterable[bytes]) -> str:
     return json.dumps({KEY: FORMAT, "runs": runs}, indent=1) + "\n"
 
 
-def open_runs(data: bytes) -> tuple[list[PublicRun], list[str]]:
+def open_runs(data: bytes, now: float) -> tuple[list[PublicRun], list[str]]:
     """The runs of a list, in its order, each once and the newest that is signed; and why each other entry is left out.
 
-    Raises Refusal for a file that is no list.
+    A log only grows, so the entry of the highest step is the newest, and of one step the latest: one that is ahead of `now`
+    (Unix seconds) would hide all others for as long as that. Raises Refusal for a file that is no list.
     """
+    told_ms = 1000 * (now + AHEAD_SECONDS)
+
+    def age(run: PublicRun) -> tuple[int, bool, int]:
+        return run.facts.head_step, run.facts.unix_ms <= told_ms, run.facts.unix_ms
+
     found: dict[bytes, PublicRun] = {}
     left_out: list[str] = []
     for number, text in enumerate(_entries(data), 1):
@@ -112,7 +120,7 @@ def open_runs(data: bytes) -> tuple[list[PublicRun], list[str]]:
             left_out.append(f"entry {number} is left out: {refusal.detail}")
             continue
         before = found.get(run.invite.run_id)
-        if before is None or before.facts.unix_ms < run.facts.unix_ms:
+        if before is None or age(before) < age(run):
             found[run.invite.run_id] = run
     return list(found.values()), left_out
 

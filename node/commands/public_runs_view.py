@@ -17,7 +17,7 @@ from rich.console import Console
 from node.commands.options import Json, need_node_extra
 from protos.amounts import count, duration
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
-from protos.public_runs import LIST_BYTES_MAX, open_runs
+from protos.public_runs import AHEAD_SECONDS, LIST_BYTES_MAX, open_runs
 from protos.text import print_json, printable
 from protos.web_address import is_web, web_problem
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 LIST_SECONDS_MAX: Final = 60.0
 OLD_SECONDS: Final = 86_400
-AHEAD_SECONDS: Final = 300
-"""A time that is further ahead of this machine's is told: such an entry would never grow old."""
 
 
 def runs(
@@ -44,7 +42,7 @@ def runs(
     if source is None:
         raise OperatorError("name a list of runs, an https address or a file: there is no list that everybody uses")
     try:
-        found, left_out = open_runs(_read(source))
+        found, left_out = open_runs(_read(source), time.time())
     except Refusal as refusal:
         raise OperatorError(f"{source}: {refusal.detail}") from refusal
     rows = [run.values() for run in found]

@@ -7,12 +7,13 @@ Refuses: a row longer than LINE_BYTES_MAX, one whose text no UTF-8 can hold (hal
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from node.data.tally import LeftOutReason, Tally
 from node.data.unpack import PackedError, Unpacked, inner_name, opened
@@ -28,6 +29,19 @@ BAD_ROWS_MAX: Final = 10_000
 """Of a file in which no row is good: the rest of it is not read."""
 BOM: Final = "\ufeff"
 BOM_BYTES: Final = BOM.encode()
+
+
+def wide_text(start: bytes) -> str:
+    """The encoding of text in units of 2 or 4 bytes, by its mark or by the zeros of its first letters; else empty."""
+    if (
+        start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+        or start[1:4] == b"\0\0\0"
+        or start[:3] == b"\0\0\0"
+    ):
+        return "UTF-32"
+    zeros = [byte == 0 for byte in start[:8]]
+    pairs = len(zeros) >= 4 and len(set(zeros[::2])) == len(set(zeros[1::2])) == 1 and zeros[0] != zeros[1]
+    return "UTF-16" if pairs or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
 
 
 class RowError(ValueError):
@@ -96,12 +110,20 @@ class Rows:
         """The file ends before its end; `size` bytes of it, or what the unpacker has not read, are left out."""
         self._tally.leave(reason, f"{self.path} {why}", size if unpacked is None else unpacked.unread)
 
+    def is_wide(self, file: io.BufferedReader, unpacked: Unpacked | None) -> bool:
+        """Whether the file is text in another encoding than UTF-8, by its first bytes; then it is left out."""
+        if wide := wide_text(file.peek(SNIFF_BYTES)):
+            self.end(f"is {wide}", unpacked, self.path.stat().st_size, LeftOutReason.NOT_UTF8)
+        return bool(wide)
+
 
 def json_lines(path: Path, column: str, tally: Tally) -> Iterator[str]:
     """The texts of a JSON Lines file. Raises OSError."""
     rows, number = Rows(path, column, tally), 0
     with opened(path) as (file, unpacked):
         try:
+            if rows.is_wide(file, unpacked):
+                return
             while line := file.readline(LINE_BYTES_MAX + 1):
                 number += 1
                 place = f"{path}, line {number}"
@@ -117,10 +139,10 @@ def json_lines(path: Path, column: str, tally: Tally) -> Iterator[str]:
                     rows.end(f"has no good row in its first {number:,} lines", unpacked, rest, LeftOutReason.BROKEN_ROW)
                     return
         except PackedError as error:
-            rows.end(f"breaks off after line {number}: {error}", unpacked, 0)
+            rows.end(f"breaks off after line {number}: {error}", unpacked, 0, error.reason)
 
 
-def _skip_line(file: IO[bytes], line: bytes) -> int:
+def _skip_line(file: io.BufferedReader, line: bytes) -> int:
     """The bytes of the rest of a line."""
     skipped = 0
     while line and not line.endswith(b"\n"):
@@ -131,10 +153,10 @@ def _skip_line(file: IO[bytes], line: bytes) -> int:
 
 def _parsed(line: bytes, column: str) -> object:
     """The row of a line. JSON takes the last of two values of one name, so such a row is refused."""
-    name = json.dumps(column).encode()
+    name, text = json.dumps(column).encode(), line.decode("utf-8-sig")
     if line.count(name) < 2 and line.count(column.encode()) < 2:
-        return json.loads(line)
-    return json.loads(line, object_pairs_hook=lambda pairs: _unique(pairs, column))
+        return json.loads(text)
+    return json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, column))
 
 
 def _unique(pairs: list[tuple[str, Any]], column: str) -> dict[str, Any]:
@@ -194,7 +216,7 @@ def _list(path: Path, column: str, tally: Tally) -> Iterator[str]:
         )
         return
     try:
-        found = json.loads(data.removeprefix(BOM_BYTES), object_pairs_hook=lambda pairs: _checked(pairs, column))
+        found = json.loads(data.decode("utf-8-sig"), object_pairs_hook=lambda pairs: _checked(pairs, column))
     except (ValueError, RecursionError) as error:
         rows.end(f"is no JSON: {error}", None, len(data))
         return
@@ -222,6 +244,12 @@ def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
     separator = TABLES[PurePath(inner_name(path)).suffix]
     csv.field_size_limit(LINE_BYTES_MAX)
     with opened(path) as (file, unpacked):
+        try:
+            if rows.is_wide(file, unpacked):
+                return
+        except PackedError as error:
+            rows.end(f"cannot be read: {error}", unpacked, 0, error.reason)
+            return
         lines = _Lines(io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=""))
         found = csv.reader(lines, delimiter=separator, strict=True)
         try:
@@ -238,7 +266,7 @@ def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
         except csv.Error as error:
             rows.end(f"has no line of names: {error}", None, path.stat().st_size)
         except PackedError as error:
-            rows.end(f"breaks off after line {found.line_num}: {error}", unpacked, 0)
+            rows.end(f"breaks off after line {found.line_num}: {error}", unpacked, 0, error.reason)
         finally:
             lines.file.detach()
 

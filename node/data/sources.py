@@ -30,6 +30,7 @@ from node.data.rows import (
     markup_note,
     parquet,
     table,
+    wide_text,
 )
 from node.data.tally import LeftOutReason, Tally
 from node.data.unpack import PackedError, inner_name, opened
@@ -105,7 +106,6 @@ DOCUMENT_BYTES_MAX: Final = 1 << 30
 POINTER_BYTES_MAX: Final = 1024
 POINTERS: Final = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/")
 ARCHIVES: Final = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".lz4", ".br", ".tbz2", ".txz", ".lzma", ".z")
-UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 HUB: Final = "hf://"
 # Not the library's text: what others installed, and tests (some of them are broken on purpose).
 STDLIB_SKIPPED: Final = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -229,7 +229,7 @@ def _of_files(files: list[Path], source: Source, tally: Tally) -> Iterator[Docum
                 check_text(path)
             document = _plain(path, tally)
         except (OSError, PackedError) as error:
-            reason = LeftOutReason.DAMAGED if isinstance(error, PackedError) else LeftOutReason.UNREADABLE
+            reason = error.reason if isinstance(error, PackedError) else LeftOutReason.UNREADABLE
             why = str(error) if isinstance(error, PackedError) else error.strerror
             tally.leave(reason, f"{path}: {why}", file_size(path))
             continue
@@ -295,8 +295,8 @@ def _wrong(data: bytes) -> tuple[LeftOutReason, str] | None:
     """Why bytes are no text, with words; None if they are."""
     if not data.removeprefix(BOM_BYTES):
         return LeftOutReason.EMPTY, "is empty"
-    if data.startswith(UTF16_MARKS):
-        return LeftOutReason.NOT_UTF8, "is UTF-16"
+    if wide := wide_text(data):
+        return LeftOutReason.NOT_UTF8, f"is {wide}"
     if b"\0" in data:
         return LeftOutReason.BINARY, "is binary"
     if len(data) > DOCUMENT_BYTES_MAX:
@@ -323,6 +323,8 @@ def check_text(path: Path) -> None:
     try:
         with opened(path) as (file, _):
             while block := file.read(BLOCK_BYTES):
+                if not offset and (wide := wide_text(block)):
+                    raise DataError(f"data: {path} is {wide}; convert it with `iconv -t utf-8`")
                 if b"\0" in block:
                     raise DataError(f"data: {path} is binary; expected UTF-8 text, or tokens in a .npy or .bin file")
                 held = len(decoder.getstate()[0])  # bytes of a character that the last block cut
@@ -334,7 +336,8 @@ def check_text(path: Path) -> None:
     except OSError as error:
         raise DataError(f"data: cannot read {path}: {error.strerror}") from error
     except PackedError as error:
-        raise DataError(f"data: {path}: {error}; copy it again from where it comes from") from error
+        remedy = "; copy it again from where it comes from" if error.reason is LeftOutReason.DAMAGED else ""
+        raise DataError(f"data: {path}: {error}{remedy}") from error
     except UnicodeDecodeError as error:
         raise DataError(
             f"data: {path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {offset + error.start}; "

@@ -11,6 +11,7 @@ import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -29,7 +30,7 @@ class FileTokens:
     """`count` tokens of `dtype` from byte `offset` of a file, which stays open: it may be renamed or removed meanwhile.
 
     The file is not mapped. If a mapped file gets shorter, or its disk goes away, SIGBUS kills the process without an error
-    message. Reads are positional, so threads may share a file.
+    message. Reads are positional, so threads may share a file. Refuses to read on in a file whose tokens were changed.
     """
 
     ndim = 1
@@ -41,6 +42,7 @@ class FileTokens:
         except OSError as error:
             raise DataError(f"data: cannot read {path}: {error.strerror}") from error
         weakref.finalize(self, os.close, self._file)
+        self._written_ns, self._samples = os.fstat(self._file).st_mtime_ns, self._some()
 
     def __len__(self) -> int:
         return self._count
@@ -49,14 +51,44 @@ class FileTokens:
         """A run of tokens: `tokens[start:stop]`."""
         start, stop, step = part.indices(self._count)
         assert step == 1, "tokens are read in runs"
+        self._check_unchanged()
         return self._read(start, max(stop - start, 0))
 
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
         """The tokens from each start, [len(starts), length]."""
+        self._check_unchanged()
         found = np.empty((len(starts), length), dtype=self.dtype)
         for row, start in zip(found, starts.tolist(), strict=True):
             row[:] = self._read(start, length)
         return found
+
+    def _some(self) -> bytes:
+        """A digest of blocks spread over the tokens."""
+        digest, size = hashlib.sha256(), self._count * self.dtype.itemsize
+        for at in dict.fromkeys(max(size - BLOCK_BYTES, 0) * block // (BLOCKS - 1) for block in range(BLOCKS)):
+            with suppress(OSError):  # whoever reads the tokens hears of it
+                digest.update(os.pread(self._file, min(BLOCK_BYTES, size - at), self._offset + at))
+        return digest.digest()
+
+    def _check_unchanged(self) -> None:
+        """Raises DataError for tokens that somebody wrote meanwhile. What comes after them, or a new date, is nothing."""
+        found = os.fstat(self._file)
+        if found.st_mtime_ns == self._written_ns:
+            return
+        if found.st_size < self._offset + self._count * self.dtype.itemsize:
+            raise self._shorter(found.st_size)
+        if self._some() != self._samples:
+            raise DataError(
+                f"data: {self.path} has been written to since this peer began, and has other tokens: put back what was "
+                "there, or join again to train on what is there now"
+            )
+        self._written_ns = found.st_mtime_ns
+
+    def _shorter(self, at: int) -> DataError:
+        return DataError(
+            f"data: {self.path} has become shorter since this peer began: byte {at} is gone, "
+            f"{self._offset + self._count * self.dtype.itemsize} were there; put it back and join again"
+        )
 
     def _read(self, start: int, length: int) -> npt.NDArray[Any]:
         assert start + length <= self._count, (start, length, self._count)
@@ -68,20 +100,41 @@ class FileTokens:
             except OSError as error:
                 raise DataError(f"data: {self.path} cannot be read any more: {error.strerror}") from error
             if not data:
-                raise DataError(
-                    f"data: {self.path} has become shorter since this peer began: byte {at} is gone, "
-                    f"{self._offset + self._count * width} were there; put it back and join again"
-                )
+                raise self._shorter(at)
             parts.append(data)
             wanted, at = wanted - len(data), at + len(data)
         return np.frombuffer(b"".join(parts), dtype=self.dtype)
 
 
+BLOCKS: Final = 64
+BLOCK_BYTES: Final = 4096
+"""So much is compared of a file that was written to."""
 TOKEN_SUFFIXES: Final = (".npy", ".bin")
 TOKEN_TYPES: Final = ("uint8", "uint16", "uint32")
 LLMC_HEADER_BYTES: Final = 1024
-LLMC_TYPES: Final = {20240520: "uint16", 20240801: "uint32"}
-"""The first of the 256 whole numbers (4 bytes each) before the tokens of llm.c and its kin; the third is the tokens' number."""
+LLMC_VERSIONS: Final = {20240520: (1,), 20240801: (1, 7)}
+"""By the first of the 256 whole numbers (4 bytes each) before the tokens of llm.c and its kin: the versions that are read. The
+third is the tokens' number; the size tells whether they have 2 bytes or 4, and forks have either under one number."""
+LLMC_DATES: Final = range(20230101, 20400101)
+"""The first number of each file of llm.c is a date: of models, tokenizers and questions, too."""
+LLMC_USED: Final = 16
+"""Numbers of such a header that may be set; the others are 0."""
+NO_TOKENS: Final = {
+    b"\x93NUMPY": "a NumPy array: rename it to .npy",
+    b"PK\x03\x04": "a zip archive, such as one of torch.save: write its tokens with numpy.save",
+    b"\x80\x02\x8a": "a file of torch.save: write its tokens with numpy.save",
+    b"\x80\x04\x95": "a pickle: write its tokens with numpy.save",
+    b"\x80\x05\x95": "a pickle: write its tokens with numpy.save",
+    b"\x1f\x8b\x08": "packed with gzip: unpack it",
+    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it",
+    b"\xfd7zXZ\0": "packed with xz: unpack it",
+    b"BZh91AY&SY": "packed with bzip2: unpack it",
+    b"PAR1\x15": "a Parquet file: rename it to .parquet",
+    b"ARROW1\0\0": "an Arrow file: rename it to .arrow",
+    b"\x89HDF\r\n": "an HDF5 file: write its tokens with numpy.save",
+    b"LITPKDS\x01": "a packed data set of lit-gpt: write its tokens with numpy.save",
+}
+"""First bytes of files that are no raw tokens, whatever their name says."""
 PAIRS_TOKENS_MIN: Final = 64
 PAIRS_TOKENS_MAX: Final = 1 << 16
 SCAN_TOKENS: Final = 1 << 24  # tokens that a check looks at in one go
@@ -129,18 +182,41 @@ def _open_raw(path: Path, dtype: str) -> FileTokens:
     if size == 0:
         raise ValueError("it is empty")
     with path.open("rb") as file:
-        first, version, count = struct.unpack("<3I", file.read(12).ljust(12, b"\0"))
-    if first in LLMC_TYPES and version == 1:
-        told = np.dtype(LLMC_TYPES[first]).newbyteorder("<")
-        if size != (whole := LLMC_HEADER_BYTES + count * told.itemsize):
-            raise ValueError(f"its header names {count} tokens, {whole} bytes in all, and it has {size}: copy it again")
-        return FileTokens(path, told, count, LLMC_HEADER_BYTES)
+        head = file.read(LLMC_HEADER_BYTES)
+    if (what := next((words for first, words in NO_TOKENS.items() if head.startswith(first)), None)) is not None:
+        raise ValueError(f"it is {what}")
+    if (found := _open_llmc(path, head, size)) is not None:
+        return found
     if size % width:
         raise ValueError(
             f"its {size} bytes are no multiple of {width}, the bytes of a {dtype}; "
             "set data.dtype to what the file was written with"
         )
     return FileTokens(path, np.dtype(dtype).newbyteorder("<"), size // width)
+
+
+def _open_llmc(path: Path, head: bytes, size: int) -> FileTokens | None:
+    """The tokens after a header of llm.c; None if there is none. Raises ValueError for a header that is not known."""
+    if len(head) < LLMC_HEADER_BYTES:
+        return None
+    numbers = struct.unpack(f"<{LLMC_HEADER_BYTES // 4}I", head)
+    first, version, count = numbers[:3]
+    if first not in LLMC_DATES or any(numbers[LLMC_USED:]):
+        return None
+    if version not in LLMC_VERSIONS.get(first, ()):
+        raise ValueError(
+            f"it has a header of llm.c with the number {first} and version {version}, and tokens are read after "
+            f"{' and '.join(f'{one} (version {versions[-1]})' for one, versions in LLMC_VERSIONS.items())}: write its tokens "
+            "with numpy.save"
+        )
+    for name in ("uint16", "uint32"):
+        told = np.dtype(name).newbyteorder("<")
+        if size == LLMC_HEADER_BYTES + count * told.itemsize:
+            return FileTokens(path, told, count, LLMC_HEADER_BYTES)
+    raise ValueError(
+        f"its header names {count} tokens, {LLMC_HEADER_BYTES + 2 * count} or {LLMC_HEADER_BYTES + 4 * count} bytes in all, "
+        f"and it has {size}: copy it again"
+    )
 
 
 def open_text(path: Path) -> FileTokens:

@@ -1,6 +1,6 @@
 """Files that gzip or zstd packed, as streams of what is in them; plain files, too. The first bytes decide, not the name.
 
-Refuses: a stream that ends in the middle, more than UNPACKED_RATIO_MAX times the packed bytes.
+Refuses: a stream that ends in the middle, more than UNPACKED_RATIO_MAX times the packed bytes, and what is packed twice.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import zstandard
+
+from node.data.tally import LeftOutReason
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 ZSTD_SKIPPED: Final = b"\x2a\x4d\x18"
 """Bytes 1 to 3 of a frame that a reader skips; the first one is 0x50 to 0x5f."""
+PACKED_INSIDE: Final = (GZIP_MAGIC, ZSTD_MAGIC, b"\xfd7zXZ\0", b"BZh91AY&SY", b"PK\x03\x04")
+"""What text never begins with: another packer's file."""
 PACKED_SUFFIXES: Final = (".gz", ".zst", ".zstd")
 UNPACKED_FREE_BYTES: Final = 64 << 20
 """So much may come of any number of packed bytes."""
@@ -30,6 +34,10 @@ GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 class PackedError(ValueError):
     """A packed file that cannot be unpacked. The text says why."""
+
+    def __init__(self, words: str, reason: LeftOutReason = LeftOutReason.DAMAGED) -> None:
+        super().__init__(words)
+        self.reason = reason
 
 
 class _Frames(Protocol):
@@ -92,6 +100,8 @@ class Unpacked(io.RawIOBase):
             self._ready = memoryview(self._frame.decompress(data))
         except (zlib.error, zstandard.ZstdError) as error:
             raise PackedError(f"no whole {self._kind} stream: {error}") from error
+        if not self.unpacked and bytes(self._ready[:12]).startswith(PACKED_INSIDE):
+            raise PackedError("what is in it is packed once more: unpack it once", LeftOutReason.PACKED)
         if self._frame.eof:
             self._rest, self._frame = self._frame.unused_data, None
         self.unpacked += len(self._ready)
@@ -120,7 +130,7 @@ def inner_name(path: Path) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[IO[bytes], Unpacked | None]]:
+def opened(path: Path) -> Iterator[tuple[io.BufferedReader, Unpacked | None]]:
     """The content of a file, unpacked, and the unpacker if there is one. Raises OSError and PackedError."""
     with path.open("rb") as file:
         kind = kind_of(file.read(4))

@@ -31,6 +31,8 @@ def fault_of(tensor: Tensor, device: torch.device | None = None) -> str | None:
         return f"is {str(tensor.layout).removeprefix('torch.')}, not dense: call .to_dense()"
     if tensor.dtype != torch.float32:
         name = str(tensor.dtype).removeprefix("torch.")
+        if tensor.is_complex():
+            return f"is {name}, and votes are for real numbers: make it two real parameters, or train it with another optimizer"
         return f"is {name}, not fp32: call model.float(), and use torch.autocast to compute in another precision"
     if tensor.device.type == "meta":
         return "has no values yet (device meta): make the optimizer after model.to_empty(...) and the weights"

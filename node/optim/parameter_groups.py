@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
@@ -30,6 +32,7 @@ from node.optim.given_groups import (
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import OptimizerState, Voter, Whose
 from node.optim.paper_demo import PaperConfig, PaperDeMo
+from node.optim.process_group import TakesScale
 from node.optim.run_settings import plain
 from node.optim.second_moment import local_part
 from node.optim.sharded_demo import ShardedDeMo
@@ -38,6 +41,8 @@ from node.optim.votes.places import DRAWN, INDEPENDENT
 
 RANK_BYTES = 4
 DRIFT_BYTES = 1 << 18
+ABSTAINED_SHOWN = 20
+"""Steps: a GradScaler's first ones overflow up to 16 times."""
 
 MEANING = {"layout": "model", "method": "method", "magnitudes": "magnitudes", "seed": "seed"}
 """Entries of a group that say what its momentum means, and the words for them."""
@@ -89,12 +94,16 @@ def author_of(rank: int) -> bytes:
 class ParameterGroups(torch.optim.Optimizer):
     """Parameters with their state, and no step."""
 
+    _step_supports_amp_scaling = TakesScale()
+
     @as_usual
     def __init__(self, params: Any, defaults: dict[str, Any], settings: Settings) -> None:
         self.settings = settings
         self._whose, self._steps = Whose(), 0
         self._begin()
         super().__init__(params, defaults)
+        if not self._demos:
+            raise ValueError("no parameter to train: all are frozen (requires_grad is False) or empty")
         self._show()
 
     def _begin(self) -> None:
@@ -106,11 +115,17 @@ class ParameterGroups(torch.optim.Optimizer):
         self._live: OptimizerState | None = None
         self._listed: list[list[int]] = []
         self._known: frozenset[int] = frozenset()
+        self._abstained = 0  # steps in a row
 
     @property
     def exchanged(self) -> bool:
         """Whether the parameters are the replicated ones: always, without local steps."""
         return self._local_done == 0
+
+    @property
+    def _voting(self) -> list[dict[str, Any]]:
+        """The groups that have a parameter to train; a group may be empty, as with other optimizers."""
+        return [group for group in self.param_groups if group["layout"]]
 
     # ---- groups -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +140,7 @@ class ParameterGroups(torch.optim.Optimizer):
         super().add_param_group(options)
         group = self.param_groups[-1]
         try:
-            self._demos.append(self._made(group))
+            self._take(group)
         except ValueError:
             del self.param_groups[-1]
             raise
@@ -133,6 +148,13 @@ class ParameterGroups(torch.optim.Optimizer):
         self._compared = False
         if self._live is not None:
             self._show()
+
+    def _take(self, group: dict[str, Any]) -> None:
+        """Give a group its optimizer, if it has a parameter to train. Raises `ValueError`."""
+        if all(not tensor.requires_grad or (not is_lazy(tensor) and not tensor.numel()) for tensor in group["params"]):
+            group.update(layout="", method="", magnitudes=False, seed=None)
+        else:
+            self._demos.append(self._made(group))
 
     def _make_local(self) -> None:
         if self.settings.local is not None:
@@ -174,6 +196,25 @@ class ParameterGroups(torch.optim.Optimizer):
         for group in self.param_groups:
             if any(p.requires_grad and id(p) not in self._known for p in group["params"]):
                 check_known(zip(_names(group), group["params"], strict=True), self._known)
+
+    def _notice(self, *, abstained: bool) -> None:
+        """Warn, once in a row of steps, of a rank that adds nothing in step after step: else nobody hears of it."""
+        self._abstained = self._abstained + 1 if abstained else 0
+        if self._abstained != ABSTAINED_SHOWN:
+            return
+        came = any(parameter.grad is not None for parameter in trained(self._demos))
+        why = (
+            "gradients are there, and are not finite: look at this rank's loss and batches"
+            if came
+            else "backward() leaves no gradient in these parameters: the model that is trained may be another copy"
+        )
+        then = "only the other ranks train the model" if self._whose.ranks > 1 else "nothing is trained"
+        warnings.warn(
+            f"this rank has had nothing to vote for in {ABSTAINED_SHOWN} steps in a row, so {then}; {why} "
+            "(optimizer.abstentions counts such steps)",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -253,7 +294,8 @@ class ParameterGroups(torch.optim.Optimizer):
         if "settings" not in state:  # torch's load_state_dict
             return
         self._begin()
-        self._demos = [self._made(group) for group in self.param_groups]
+        for group in self.param_groups:
+            self._take(group)
         self._make_local()
         self._live = OptimizerState(self._demos, self._local, self._whose)
         self._live.take(self.state)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,14 @@ from node.optim.second_moment import local_part
 
 if TYPE_CHECKING:
     from node.optim.sharded_demo import ShardedDeMo
+
+LAUNCHERS = {
+    "torchrun": "WORLD_SIZE",
+    "mpirun of Open MPI": "OMPI_COMM_WORLD_SIZE",
+    "mpiexec": "PMI_SIZE",
+    "srun": "SLURM_STEP_NUM_TASKS",  # SLURM_NTASKS is also there in a script of sbatch, which is one process
+}
+"""What starts several ranks, and the variable that tells each how many there are."""
 
 WeakGroup = weakref.ref[dist.ProcessGroup]
 
@@ -49,13 +58,14 @@ def group_of(given: WeakGroup | None, sharded: ShardedDeMo | None) -> dist.Proce
         if group is None:
             raise RuntimeError("the process group was destroyed before the last step of the optimizer")
         return group
-    if not (dist.is_available() and dist.is_initialized()):
-        world = os.environ.get("WORLD_SIZE", "1")
-        if world.isdecimal() and int(world) > 1:
+    known = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    for starter, name in LAUNCHERS.items() if known == 1 else ():
+        if (world := os.environ.get(name, "1")).isdecimal() and int(world) > 1:
             raise RuntimeError(
-                f"torchrun started {world} ranks, and torch.distributed does not know them: call "
+                f"{starter} started {world} ranks ({name}), and torch.distributed does not know them: call "
                 "torch.distributed.init_process_group() first, or give alone=True to train each rank apart"
             )
+    if not (dist.is_available() and dist.is_initialized()):
         return None
     if sharded is not None:
         if sharded.ranks == dist.get_world_size():
@@ -133,6 +143,18 @@ def are_told_apart(parts: Sequence[Part], parameters: Sequence[Tensor]) -> bool:
 
 
 # What a `torch.amp.GradScaler` hands to an optimizer that takes it itself (`_step_supports_amp_scaling`).
+
+
+class TakesScale:
+    """True: a GradScaler then always calls `step`, with `found_inf` and `grad_scale`, and skips no exchange.
+
+    Lightning asks the same before it clips gradients, and refuses to clip those that only a step unscales. `unscale` takes
+    gradients that are unscaled before, so Lightning hears False, unscales and clips.
+    """
+
+    def __get__(self, optimizer: object, kind: type | None = None) -> bool:
+        asks = str(sys._getframe(1).f_globals.get("__name__", ""))
+        return asks.partition(".")[0] not in ("lightning", "lightning_fabric", "pytorch_lightning")
 
 
 def unscale(

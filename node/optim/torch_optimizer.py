@@ -97,9 +97,6 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     settings; `ReplicasDiffer` if they have different parameters; `MomentumLost` if a rank's momentum is not a number.
     """
 
-    _step_supports_amp_scaling = True
-    """A GradScaler then always calls `step`, with `found_inf` and `grad_scale`, and skips no exchange."""
-
     def __init__(
         self,
         params: nn.Module | Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
@@ -213,11 +210,11 @@ class DeMoOptimizer(ParameterGroups, Joinable):
 
         With local steps, only the last of a round is collective; the others move this rank's parameters alone.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        before = self.abstentions
         self._vote()
+        self._notice(abstained=self.abstentions > before)
         return loss
 
     @as_usual
@@ -241,12 +238,12 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         try:
             self._check_groups()
             self._check_module()
-            for voter, group in zip(self._demos, self.param_groups, strict=True):
+            for voter, group in zip(self._demos, self._voting, strict=True):
                 voter.check_parameters()
                 voter.config = self.settings.config(group, self._whose.rank)
             assert self._live is not None
             self._live.check_shown(self.state)
-            rates = [rounded_rate(group["lr"]) for group in self.param_groups]
+            rates = [rounded_rate(group["lr"]) for group in self._voting]
             if not all(0 <= rate < math.inf for rate in rates):
                 raise ValueError(f"learning rates {rates}: expected are finite numbers of at least 0")
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:  # of values that are no numbers, too
@@ -285,7 +282,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         """This rank's part of the exchange. Its votes stay open until all ranks have been heard."""
         step, rates, terms = self._steps + 1, list[float](), dict[str, Any]()
         if self._fault is None:
-            rates = [rounded_rate(group["lr"]) for group in self.param_groups]
+            rates = [rounded_rate(group["lr"]) for group in self._voting]
             terms = self._terms(rates)
         if self._fault is not None:
             return Part(step, {"reason": str(self._fault)}, [], RankRole.REFUSED)
@@ -308,7 +305,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
 
     def _terms(self, rates: list[float]) -> dict[str, Any]:
         """What all ranks have to have in this step; at first the parameters, too."""
-        groups = self.param_groups
+        groups = self._voting
         terms = {
             f"{name} of group {i}": plain(group[name]) for i, group in enumerate(groups) for name in OF_A_GROUP[1:]
         }
@@ -359,7 +356,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     @property
     def join_device(self) -> torch.device:
         """The device of torch's own messages in `Join`."""
-        device: torch.device = self.param_groups[0]["params"][0].device
+        device: torch.device = trained(self._demos)[0].device
         return device
 
     @property
@@ -380,7 +377,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
 
     def _follow(self, terms: Mapping[str, Any]) -> None:
         """Take over the others' options: the schedule of a rank that has left stands still."""
-        for index, (group, voter) in enumerate(zip(self.param_groups, self._demos, strict=True)):
+        for index, (group, voter) in enumerate(zip(self._voting, self._demos, strict=True)):
             for name in OF_A_GROUP:
                 value = terms[f"{name} of group {index}"]
                 if isinstance(group[name], Tensor):

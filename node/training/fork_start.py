@@ -1,4 +1,4 @@
-"""How a peer of a fork gets the state that the fork begins at: from its own disk, or from the peers that have it. ADR 5.
+"""The state that a run begins at: the seed's, or of a fork another run's, from its own disk or from peers that have it. ADR 5.
 
 The genesis names a snapshot of the parent run. This peer stores it as its own snapshot of step 0: the same pieces, under a
 manifest of this run. The coordinator and other peers know it by the parent run's root. Refuses any other state.
@@ -6,19 +6,35 @@ manifest of this run. The coordinator and other peers know it by the parent run'
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from node.mirror.snapshot_mirrors import MirrorReader
 from node.snapshot.elsewhere import check_start, is_start, of_fork, of_parent, snapshot_in
-from node.snapshot.pieces import SnapshotManifest, open_manifest
+from node.snapshot.image import Image
+from node.snapshot.pieces import SnapshotManifest, open_manifest, parameters_of
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Snapshot
+from node.training.replica import Replica
 from node.training.sync import Progress, fetch_manifest, fetch_pieces
 from protos.errors import Reason, Refusal
+from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.start import StartingState
+
+
+def root_of_seed(replica: Replica) -> bytes:
+    """The root of the state of step 0 that the run's seed gives, made anew beside the replica's own, which may be any other."""
+    model = parameters_of(replica.first_model())
+    base = {name: torch.zeros(tuple(part.shape)) for name, part in replica.state.items() if name not in model}
+    image = Image({**model, **base}, live=False)
+    hashes = tuple(hashlib.sha256(piece).digest() for piece in image.pieces(SNAPSHOT_PIECE_BYTES))
+    run, layout = replica.run_id, replica.layout_digest
+    return SnapshotManifest(run, 0, run, layout, image.total_bytes, SNAPSHOT_PIECE_BYTES, hashes).root
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
 from node.training.ending import BadSnapshotError, Divergence
-from node.training.fork_start import Start
+from node.training.fork_start import Start, root_of_seed
 from node.training.keeper import Keeper
 from node.training.replica import Replica
 from node.training.sync import Loading, fetch_snapshot
@@ -99,7 +99,7 @@ class Recovery:
             self._start.begin()
             self.load(offered)  # no seed gives a state of this run
         elif newest is not None and newest.step == 0 and newest.root != self._keeper.root():
-            self._load_start(newest)
+            self.load([newest])
         elif self._replica.is_blank or (head_step and (newest is None or newest.step)):
             self.load(offered)
         for snapshot in here:  # other peers can pull them here
@@ -109,16 +109,15 @@ class Recovery:
     def _stored_as(self, root: bytes) -> bytes:
         return root if self._start is None else self._start.stored(root)
 
-    def _load_start(self, snapshot: Snapshot) -> None:
-        """The agreed initial state differs from the one that this peer built from the run's seed."""
-        if not self._agreed_start:
+    def _check_start(self, snapshot: Snapshot) -> None:
+        """Raises DivergedError if an initial state of others may not differ from the one that the seed gives here, and does."""
+        if not self._agreed_start and snapshot.root != (root := root_of_seed(self._replica)):
             raise DivergedError(
                 f"the run's agreed initial state has root {snapshot.root.hex()[:16]}, and the run's seed gives root "
-                f"{self._keeper.root().hex()[:16]} here. Versions of swarmentum or of the model differ, the model's first "
+                f"{root.hex()[:16]} here. Versions of swarmentum or of the model differ, the model's first "
                 "random draws differ between machines, or the run's first peers lied. Ask the run's operator to start the run "
                 "with an anchor"
             )
-        self.load([snapshot])
 
     def _look_for_evidence(self) -> None:
         """An earlier life stopped because its state contradicted the log's."""
@@ -166,7 +165,7 @@ class Recovery:
         own, start = self._digests.get(event.step), event.snapshot
         first = event.step == 0 and self._replica.step == 0 and self._start is None
         if first and start is not None and start.step == 0:
-            self._again_from(lambda: self._load_start(start), store=True)
+            self._again_from(lambda: self.load([start]), store=True)
             return
         if own is None or self._swarm.is_withdrawn(event.step):
             self._log.info("the coordinator contradicts a state that this peer did not report", why=event.reason)
@@ -351,6 +350,8 @@ class Recovery:
         if snapshot.step == 0 and self._start is not None:
             self._load_fork(self._start, snapshot)
             return
+        if snapshot.step == 0:
+            self._check_start(snapshot)
         entry, following = self._swarm.entries_about(snapshot.step)
         if snapshot.step and entry is None:
             raise NetworkError(f"the coordinator's log has no entry {snapshot.step}")

@@ -63,6 +63,8 @@ class Replica:
     """Whether it begins with the state that the run's seed gives. A program's model may not: it takes an agreed state."""
     is_blank = False
     """Whether its parameters are no state of the run until it loads one."""
+    first_model: Callable[[], nn.Module]
+    """Builds the run's model from its seed anew. Set where a peer may have to compare an initial state of others with it."""
     ranges = 1
     """Into how many ranges the run divides the model (`clock.ranges`): a payload has a slice for each."""
     live = True

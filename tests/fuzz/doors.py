@@ -487,13 +487,13 @@ def settings(data: bytes) -> None:
 def public_runs(data: bytes) -> None:
     """A list from a web server: as it comes, as an entry, and as the body of an entry that the run's own coordinator signed."""
     with suppress(Refusal):
-        open_runs(data)
+        open_runs(data, 1e9)
     with suppress(Refusal):
         body = parse(coordinator_pb2.ListedRun, data)
         run_id = run_id_of(body.facts.genesis)
         body.invite = Invite(run_id, ("host:1",), STRANGER.public_key, HASH, (), "run").link()
         signed = seal_bytes(STRANGER, Kind.KIND_LISTED_RUN, run_id, body.SerializeToString())
-        runs, left_out = open_runs(list_text([signed.SerializeToString(), data]).encode())
+        runs, left_out = open_runs(list_text([signed.SerializeToString(), data]).encode(), 1e9)
         assert left_out, "bytes without a signature got through"
         for run in runs:
             json.dumps(run.values(), allow_nan=False)

@@ -48,6 +48,16 @@ def test_a_trainer_s_own_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
         assert whole == parts, trainer
 
 
+def test_a_trainer_s_settings_do_what_a_loop_by_hand_does() -> None:
+    """Accumulation, clipping and mixed precision. Lightning refused to clip in mixed precision."""
+    lines = [line.split() for line in run("-m", "tests.system.trainer_by_hand").splitlines()]
+    found = {line[0]: line[1:] for line in lines if len(line) == 3 and len(line[1]) == 64}
+    assert len(found) == 3 * 4
+    for case, (trained, by_hand) in found.items():
+        assert trained == by_hand, case
+    assert len({digests[0] for digests in found.values()}) == 2 * 4, "each setting does something"
+
+
 def test_a_trainer_of_two_ranks_warms_up_from_a_rate_of_0_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Each rank's own state comes back by torch's hook, and at a rate of 0 the votes of all ranks are empty and equal."""
     program = ("-m", "tests.system.trainer_resumes")

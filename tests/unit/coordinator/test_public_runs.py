@@ -64,8 +64,9 @@ def invite_of(facts: pb.GetRunResponse, key: Identity) -> Invite:
     return Invite(run_id_of(facts.genesis), ("host:1",), key.public_key, bytes(32), (), "tiny")
 
 
-def entry_of(key: Identity = KEYS[0], name: str = "tiny", unix_ms: int = NOW_MS, **more: Any) -> bytes:
+def entry_of(key: Identity = KEYS[0], name: str = "tiny", unix_ms: int = NOW_MS, step: int = 7, **more: Any) -> bytes:
     facts = facts_of(key, name, **more)
+    facts.head_step = step
     return sealed_run(key, invite_of(facts, key), facts, unix_ms)
 
 
@@ -80,7 +81,7 @@ def body_of(entry: bytes) -> pb.ListedRun:
 
 def test_a_run_comes_back_as_its_coordinator_signed_it_and_names_no_peer() -> None:
     made = entry_of()
-    [found], left_out = open_runs(list_text([made]).encode())
+    [found], left_out = open_runs(list_text([made]).encode(), NOW_MS / 1000)
     values = found.values()
     assert not left_out
     assert (values["name"], values["phase"], values["step"], values["steps"], values["loss"]) == (
@@ -109,8 +110,24 @@ def test_changed_settings_count() -> None:
 
 def test_the_newest_entry_of_a_run_counts() -> None:
     entries = [entry_of(unix_ms=NOW_MS + late) for late in (5000, 9000, 1000)]
-    [found], left_out = open_runs(list_text(entries).encode())
+    [found], left_out = open_runs(list_text(entries).encode(), NOW_MS / 1000)
     assert (found.values()["as_of"], left_out) == ((NOW_MS + 9000) / 1000, [])
+
+
+def test_an_entry_of_a_clock_that_is_ahead_hides_no_later_one() -> None:
+    """It was the newest for a year, whatever its coordinator signed after its clock was right."""
+    year = 365 * 86_400_000
+    for entries, step, late in (
+        (((7, year), (7, 1000), (7, 5000)), 7, 5000),  # of one step
+        (((7, 5000), (7, year)), 7, 5000),
+        (((7, year), (9, 1000)), 9, 1000),  # the log has grown
+        (((9, 1000), (7, year)), 9, 1000),
+        (((7, year), (7, 2 * year)), 7, 2 * year),  # this machine's clock may be the wrong one
+    ):
+        made = [entry_of(unix_ms=NOW_MS + late_ms, step=step) for step, late_ms in entries]
+        [found], left_out = open_runs(list_text(made).encode(), NOW_MS / 1000)
+        assert not left_out
+        assert (found.values()["step"], found.values()["as_of"]) == (step, (NOW_MS + late) / 1000), entries
 
 
 def wrong_entries() -> Iterator[tuple[str, object, str]]:
@@ -149,7 +166,7 @@ def wrong_entries() -> Iterator[tuple[str, object, str]]:
 def test_a_wrong_entry_is_left_out_with_a_reason_and_the_others_are_shown(text: object, why: str) -> None:
     values = json.loads(list_text([entry_of(KEYS[1], "theirs")]))
     values["runs"].insert(0, text)
-    [found], [reason] = open_runs(json.dumps(values).encode())
+    [found], [reason] = open_runs(json.dumps(values).encode(), NOW_MS / 1000)
     assert found.values()["name"] == "theirs"
     assert reason.startswith("entry 1 is left out: ")
     assert why in reason
@@ -170,7 +187,7 @@ def test_a_wrong_entry_is_left_out_with_a_reason_and_the_others_are_shown(text: 
 )
 def test_what_is_no_list_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(Refusal, match=why):
-        open_runs(data)
+        open_runs(data, NOW_MS / 1000)
 
 
 def read(source: object, *more: str) -> Any:

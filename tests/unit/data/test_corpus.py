@@ -1,14 +1,18 @@
 """From a path to checked tokens: text, token files, tokenizers, and what is refused."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -290,11 +294,17 @@ def test_tokens_of_another_width_are_refused(written: str, read: str, tmp_path: 
     assert len(open_corpus(tmp_path / "t.bin", tmp_path, dtype=str(np.dtype(written))).tokens) == 1000
 
 
-@pytest.mark.parametrize(("first", "written"), [(20240520, "<u2"), (20240801, "<u4")])
-def test_the_header_of_llm_c_is_no_token_and_tells_the_width(first: int, written: str, tmp_path: Path) -> None:
-    """A large vocabulary took 512 numbers of it for tokens, and those of 4 bytes for twice as many of 2."""
+@pytest.mark.parametrize(
+    ("first", "version", "written"),
+    [(20240520, 1, "<u2"), (20240520, 1, "<u4"), (20240801, 1, "<u4"), (20240801, 7, "<u4")],
+)
+def test_the_header_of_llm_c_is_no_token_and_its_file_tells_the_width(
+    first: int, version: int, written: str, tmp_path: Path
+) -> None:
+    """A large vocabulary took 512 numbers of it for tokens, and those of 4 bytes for twice as many of 2. llm.c writes
+    those with version 7, and forks write 4 bytes under GPT-2's number."""
     tokens, header = np.random.default_rng(0).integers(0, 60_000, 1000), np.zeros(256, dtype="<i4")
-    header[:3] = first, 1, len(tokens)
+    header[:3] = first, version, len(tokens)
     (tmp_path / "t.bin").write_bytes(header.tobytes() + tokens.astype(written).tobytes())
     found = open_corpus(tmp_path / "t.bin", tmp_path, dtype="uint16", vocabulary=128_256).tokens
     assert found[0 : len(found)].tolist() == tokens.tolist()
@@ -302,6 +312,66 @@ def test_the_header_of_llm_c_is_no_token_and_tells_the_width(first: int, written
         file.write(b"\0\0")
     with pytest.raises(DataError, match=r"its header names 1000 tokens, .* copy it again"):
         open_corpus(tmp_path / "t.bin", tmp_path, vocabulary=128_256)
+
+
+@pytest.mark.parametrize(
+    ("first", "version"), [(20240520, 2), (20240801, 8), (20240522, 1), (20240326, 3), (20250601, 1)]
+)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_an_unknown_header_of_llm_c_is_refused(first: int, version: int, dtype: str, tmp_path: Path) -> None:
+    """The header was 512 tokens, and the weights of a model the others."""
+    header = np.zeros(256, dtype="<i4")
+    header[:4] = first, version, 1000, 50_257
+    (tmp_path / "t.bin").write_bytes(header.tobytes() + np.random.default_rng(0).bytes(4000))
+    with pytest.raises(
+        DataError, match=rf"a header of llm.c with the number {first} and version {version}, .* numpy.save"
+    ):
+        open_corpus(tmp_path / "t.bin", tmp_path, dtype=dtype, vocabulary=1 << 16)
+
+
+def test_a_raw_file_that_is_another_kind_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
+    """With uint8 or a vocabulary of 65,536 every byte of it was a token."""
+    tokens, path = np.random.default_rng(0).integers(0, 250, 1000).astype(np.uint8), tmp_path / "t.bin"
+    with path.open("wb") as file:
+        np.save(file, tokens)
+    with pytest.raises(DataError, match=r"it is a NumPy array: rename it to \.npy"):
+        open_corpus(path, tmp_path, dtype="uint8")
+    torch.save(torch.from_numpy(tokens), path)
+    with pytest.raises(DataError, match=r"a zip archive, such as one of torch\.save"):
+        open_corpus(path, tmp_path, dtype="uint8")
+    path.write_bytes(pickle.dumps(tokens.tolist()))
+    with pytest.raises(DataError, match="it is a pickle"):
+        open_corpus(path, tmp_path, dtype="uint8")
+    for pack, what in (
+        (gzip.compress, "gzip"),
+        (zstandard.compress, "zstd"),
+        (lzma.compress, "xz"),
+        (bz2.compress, "bzip2"),
+    ):
+        path.write_bytes(pack(tokens.tobytes()))
+        with pytest.raises(DataError, match=f"it is packed with {what}: unpack it"):
+            open_corpus(path, tmp_path, dtype="uint8")
+
+
+@pytest.mark.parametrize("suffix", ["txt", "npy", "bin"])
+def test_a_file_that_is_written_to_meanwhile(suffix: str, tmp_path: Path) -> None:
+    """The script that made the tokens ran again while a peer trained on them: the peer went on with a mixture of both."""
+    path, values = tmp_path / f"data.{suffix}", np.random.default_rng(0).integers(65, 91, 65536).astype(np.uint8)
+    np.save(path, values) if suffix == "npy" else values.tofile(path)
+    tokens = open_corpus(path, tmp_path, dtype="uint8").tokens
+    samples, whole = Samples(tokens, 33, seed=1), Samples(values, 33, seed=1)
+    with path.open("ab") as file:
+        file.write(b"more")
+    os.utime(path, ns=(1, 1))
+    assert np.array_equal(samples.batch(5, 90), whole.batch(5, 90)), "what comes after the tokens is nothing to them"
+    with path.open("r+b") as file:
+        file.seek(-len(values), os.SEEK_END)
+        file.write(values[::-1].tobytes())
+    for read in (lambda: samples.batch(5, 90), samples.validation, lambda: tokens[3:9]):
+        with pytest.raises(
+            DataError, match=rf"data\.{suffix} has been written to since this peer began, and has other"
+        ):
+            read()
 
 
 def test_text_that_is_named_as_tokens_is_refused(tmp_path: Path) -> None:

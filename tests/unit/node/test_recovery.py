@@ -45,7 +45,9 @@ class Table(nn.Module):
 
 
 def replica() -> Replica:
-    return Replica(RUN, Table(), OptimizerConfig(group_size=8), 8)
+    made = Replica(RUN, Table(), OptimizerConfig(group_size=8), 8)
+    made.first_model = Table
+    return made
 
 
 def updates_of(step: int) -> list[Update]:
@@ -314,6 +316,29 @@ def test_another_initial_state_is_loaded_only_where_somebody_answers_for_it(tmp_
     log.entries.clear()
     world.recovery.begin([start], 0)
     assert next(world.replica.model.parameters()).detach()[0, 0] == 7.0
+
+
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("agreed_start", [True, False])
+def test_an_initial_state_below_a_bad_snapshot_is_the_seeds(tmp_path: Path, agreed_start: bool, blank: bool) -> None:
+    """Behind a later snapshot that fails, the first of the run came from others, and nobody compared it with the seed."""
+    for start in (Log(8).manifests[0], poisoned(Log(8), 0)):
+        log = Log(8, {0: b""})
+        world = World(tmp_path / start[0].root.hex()[:8], log, agreed_start=agreed_start)
+        world.replica.is_blank = blank
+        if blank:
+            next(world.replica.model.parameters()).data.fill_(torch.nan)
+        world.serves(*start)
+        world.serves(*poisoned(log, 6))
+        true = start[0].root == log.manifests[0][0].root
+        if not true and not agreed_start:
+            with pytest.raises(DivergedError, match="the run's seed gives root"):
+                world.recovery.begin(world.offered(), 8)
+            assert not world.store.has(start[0].root), "it is not even fetched"
+            continue
+        world.recovery.begin(world.offered(), 8)
+        assert world.replica.step == 0
+        assert next(world.replica.model.parameters()).detach()[0, 0] == (0.0 if true else 7.0)
 
 
 def test_a_peer_of_the_first_hour_loads_the_agreed_start_where_somebody_answers_for_it(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """What people do to a model or an optimizer after `DeMoOptimizer` was made: right, or refused with the parameter's name."""
 
 import copy
+import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from node.optim.base import BaseConfig
@@ -347,21 +350,99 @@ def test_a_scaler_s_gradients_are_divided_once_and_an_infinity_abstains() -> Non
     assert digests[0] == digests[1]
 
 
-def test_ranks_that_torch_distributed_does_not_know_are_not_trained_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("starter", "name"),
+    [
+        ("mpirun", "OMPI_COMM_WORLD_SIZE"),
+        ("mpiexec", "PMI_SIZE"),
+        ("srun", "SLURM_STEP_NUM_TASKS"),
+        ("torchrun", "WORLD_SIZE"),
+    ],
+)
+def test_ranks_that_torch_distributed_does_not_know_are_not_trained_apart(
+    starter: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of mpirun and srun trained apart, in silence."""
     model = tower()
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(name, "2")
     with pytest.raises(
-        RuntimeError, match=r"torchrun started 2 ranks.*init_process_group\(\) first, or give alone=True"
+        RuntimeError, match=rf"{starter}.* started 2 ranks.*init_process_group\(\) first, or give alone=True"
     ):
         DeMoOptimizer(model, lr=LR)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    with pytest.raises(RuntimeError, match="started 2 ranks"):
+        DeMoOptimizer(model, lr=LR)
+    dist.destroy_process_group()
     optimizer = DeMoOptimizer(model, lr=LR, alone=True)
     backward(model)
     optimizer.step()
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv(name, "1")
     later = DeMoOptimizer(model, lr=LR)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RuntimeError, match="torchrun started 2 ranks"):
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(RuntimeError, match=f"{starter}.* started 2 ranks"):
         later.step()
+
+
+def test_lightning_clips_what_it_has_unscaled() -> None:
+    """It refused `gradient_clip_val` with mixed precision: such optimizers unscale in `step` alone; this one takes both."""
+    asked = "getattr(optimizer, '_step_supports_amp_scaling', False)"
+    optimizer = DeMoOptimizer(tower(), lr=LR)
+    for asks, answer in (("torch.amp.grad_scaler", True), ("lightning.fabric.plugins.precision.amp", False)):
+        assert eval(asked, {"__name__": asks, "optimizer": optimizer}) is answer
+
+
+def test_a_group_without_a_parameter_to_train_is_no_mistake() -> None:
+    """A trainer's group of parameters without decay is empty for LoRA. It was refused as if the whole model were frozen."""
+    digests = list[bytes]()
+    for empty in ([], [{"params": []}], [{"params": [nn.Parameter(torch.ones(3), requires_grad=False)], "lr": 0.5}]):
+        model = tower()
+        optimizer = DeMoOptimizer([*empty, {"params": list(model.parameters())}], lr=LR)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1 / (1 + step)] * (len(empty) + 1))
+        for step in range(4):
+            backward(model, step)
+            optimizer.step()
+            schedule.step()
+            if step == 1:
+                again = DeMoOptimizer([*empty, {"params": list(model.parameters())}], lr=LR)
+                again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                for group, was in zip(again.param_groups, optimizer.param_groups, strict=True):
+                    assert group["lr"] == was["lr"]
+                schedule.optimizer = optimizer = again
+        digests.append(digest(model))
+    assert len(set(digests)) == 1
+    frozen = optimizer.param_groups[0]["params"][0].requires_grad_(True)
+    with pytest.raises(ValueError, match="parameter 0 is trained now and has no place"):
+        optimizer.step()
+    optimizer.add_param_group({"params": [frozen]})
+    frozen.grad = torch.ones(3)
+    optimizer.step()
+    assert (frozen < 1).all()
+    with pytest.raises(ValueError, match="no parameter to train: all are frozen"):
+        DeMoOptimizer([{"params": []}, {"params": [nn.Parameter(torch.ones(3), requires_grad=False)]}], lr=LR)
+
+
+def test_a_rank_that_never_votes_is_told_once() -> None:
+    """A model that is another copy, or a loss that is never finite, trained nothing, in silence."""
+    model = tower()
+    optimizer = copy.deepcopy(DeMoOptimizer(model, lr=LR))  # its parameters are copies, too
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(25):
+            backward(model)
+            optimizer.step()
+    assert [str(it.message)[:60] for it in told] == ["this rank has had nothing to vote for in 20 steps in a row, "]
+    assert "nothing is trained; backward() leaves no gradient in these parameters" in str(told[0].message)
+    optimizer = DeMoOptimizer(model, lr=LR)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(44):
+            backward(model)
+            if step not in (19, 22):  # a row begins anew after each vote
+                model[0].weight.grad.fill_(math.nan)
+            optimizer.step()
+    assert len(told) == 1
+    assert "gradients are there, and are not finite" in str(told[0].message)
+    assert optimizer.abstentions == 42
 
 
 def groups(model: nn.Sequential) -> Iterable[dict[str, Any]]:
