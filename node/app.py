@@ -298,7 +298,9 @@ class _Peer:
             begun, code = facts.HasField("snapshot"), "code" in self.settings.allow
             start = own_start(spec, config, vocabulary, begun=begun, allow_code=code, blank=blank)
             layout = facts.genesis.layout_digest
-            replica = self.own.replica(start, config, size, run_id, key, layout, self.memory, self.folder, blank)
+            replica = self.own.replica(
+                start, config, size, run_id, key, layout, self.memory, self.folder / PIECES, blank
+            )
         else:
             # then somebody's machine has tried the model
             known = bool(facts.genesis.layout_digest) or facts.head_step > 0
@@ -306,7 +308,7 @@ class _Peer:
             replica = replica_of(
                 spec, config, vocabulary, size, device,
                 run_id=run_id, public_key=key, settings=self.settings, lead=self.lead,
-                memory=self.memory, copy_folder=self.folder, blank=blank,
+                memory=self.memory, copy_folder=self.folder / PIECES, blank=blank,
             )  # fmt: skip
         model = {"parameters": parameter_count(replica.model), "device": str(device), "data": text.name}
         self.log.info("model", **model, size=size, dtype=text.dtype)
