@@ -297,8 +297,8 @@ class _Peer:
         if self.own is not None:
             begun, code = facts.HasField("snapshot"), "code" in self.settings.allow
             start = own_start(spec, config, vocabulary, begun=begun, allow_code=code, blank=blank)
-            layout = facts.genesis.layout_digest
-            replica = self.own.replica(start, config, size, run_id, key, layout, self.memory, self.folder, blank)
+            layout, copies = facts.genesis.layout_digest, self.folder / PIECES
+            replica = self.own.replica(start, config, size, run_id, key, layout, self.memory, copies, blank)
         else:
             # then somebody's machine has tried the model
             known = bool(facts.genesis.layout_digest) or facts.head_step > 0
@@ -306,7 +306,7 @@ class _Peer:
             replica = replica_of(
                 spec, config, vocabulary, size, device,
                 run_id=run_id, public_key=key, settings=self.settings, lead=self.lead,
-                memory=self.memory, copy_folder=self.folder, blank=blank,
+                memory=self.memory, copy_folder=self.folder / PIECES, blank=blank,
             )  # fmt: skip
         replica.first_model = partial(build, spec, config.seed, vocabulary=vocabulary, context=config.data.context)
         model = {"parameters": parameter_count(replica.model), "device": str(device), "data": text.name}
@@ -343,13 +343,14 @@ class _Peer:
             archive = Recorder(self.folder / "archive", room, genesis, replica)
         self.home.store.make_fit(4 * sum(it.numel() for it in replica.state.values()), settings.snapshots_kept)
         ranks, part = 1 if self.lead is None else self.lead.ranks, settings.uplink_part
+        name = device_name(replica.maker.device, ranks)
         return assemble(
             self.home,
             config,
             replica,
             swarm,
             (samples or Unread()) if self.trains else None,
-            Summary(self.identity.peer_id, device_name(replica.maker.device, ranks), self.memory),
+            Summary(self.identity.peer_id, name, self.memory, fit.why(self.memory, settings)),
             self.stop,
             patience_seconds=settings.overlay().patience_seconds,
             micro_batch=micro_batch,

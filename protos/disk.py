@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -111,13 +112,19 @@ def write_bytes(path: Path, data: bytes) -> None:
     write_atomic(path, path.with_name(f".{path.name}.new"), lambda file: file.write(data))
 
 
-def write_synced(file: BinaryIO, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Write `pieces` one after the other, sync them every SYNC_BYTES, and give each back. The caller syncs the last ones."""
-    waiting = 0
+def write_synced(file: BinaryIO, pieces: Iterable[bytes], *, there: bool = False) -> Iterator[bytes]:
+    """Write `pieces` one after the other, sync them every SYNC_BYTES, and give each back. The caller syncs the last ones.
+    `there`: the file, open to read and write, has them already."""
+    start = end = 0
     for piece in pieces:
-        file.write(piece)
-        waiting += len(piece)
-        if waiting >= SYNC_BYTES:
-            sync_file(file)
-            waiting = 0
+        end += len(piece)
+        if not there:
+            file.write(piece)
+        if end - start >= SYNC_BYTES:
+            if there:
+                with mmap(file.fileno(), end - start, offset=start) as part:
+                    part.flush()  # a sync of the file would wait for all of it
+            else:
+                sync_file(file)
+            start = end - end % ALLOCATIONGRANULARITY
         yield piece

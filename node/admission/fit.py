@@ -161,6 +161,13 @@ def without_effect(config: RunConfig, settings: PeerSettings) -> str:
     return "memory = small has no effect: the run has no second moment (beta2 of its optimizer)"
 
 
+def why(memory: Memory, settings: PeerSettings) -> str:
+    """Why a peer has this mode of memory; empty if it is the fastest one, and nobody asked for it."""
+    if memory == settings.memory:
+        return "you set it"
+    return "" if memory == "full" else "no faster one fits"
+
+
 def fitted(
     config: RunConfig,
     settings: PeerSettings,

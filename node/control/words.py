@@ -132,8 +132,9 @@ def device(told: Told) -> str:
     """The device, how busy it is, and its memory."""
     load, name = told["load"], cut(told["device"], DEVICE_CHARACTERS_MAX)
     said = [name] if load["busy"] is None else [name, f"{percent(load['busy'])} busy"]
-    if (memory := told.get("memory", "full")) != "full":
-        said.append(f"memory {memory}")
+    memory, why = told.get("memory", "full"), told.get("memory_why", "")
+    if why or memory != "full":
+        said.append(f"memory {memory} ({why})" if why else f"memory {memory}")
     if load["own"] is not None:
         said.append(f"{amount(load['own'])} for this peer")
     if load["used"] is not None and load["total"]:

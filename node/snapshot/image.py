@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from node.optim.spread import Pieces, whole
-from protos.disk import writing
+from protos.disk import PLAIN_MODE, writing
 
 DTYPES: Final = {
     torch.float32: "F32",
@@ -88,6 +89,10 @@ class Room(Protocol):
         """The copy's bytes from `at` on. Raises DiskError."""
         ...
 
+    def become(self, path: Path) -> bool:
+        """Make the copy the file `path`, which the caller then keeps. False if the copy is no file, or on another disk."""
+        ...
+
 
 class Spare(Protocol):
     """Gives images rooms, and takes them back."""
@@ -120,6 +125,10 @@ class MemoryRoom:
         """See `Room`."""
         out[:] = self.memory[at : at + len(out)]
 
+    def become(self, _path: Path) -> bool:
+        """See `Room`."""
+        return False
+
 
 class SpareMemory:
     """The memory of the last copy, for the next one: at most one copy's. New memory costs a page fault for each page, and on
@@ -144,7 +153,7 @@ class SpareMemory:
 
 
 class DiskRoom:
-    """A copy in a file without a name, which goes with the process."""
+    """A copy in a file. One that a kill leaves goes when the store opens its folder."""
 
     tile_bytes = DISK_TILE_BYTES
 
@@ -152,8 +161,9 @@ class DiskRoom:
         self._folder = folder
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - `close` does
-        self.close = weakref.finalize(self, self._file.close)
+            self._path = folder / f".copy-{secrets.token_hex()}"
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PLAIN_MODE)
+        self.close = weakref.finalize(self, _remove, self._file, self._path)
         """The disk has the room again: now, or when nobody holds this any more."""
         self._tile: Bytes = np.empty(DISK_TILE_BYTES, dtype=np.uint8)
 
@@ -166,20 +176,32 @@ class DiskRoom:
         with writing(self._folder):
             done = 0
             while done < len(tile):
-                done += os.pwrite(self._file.fileno(), tile[done:].data, at + done)
+                done += os.pwrite(self._file, tile[done:].data, at + done)
 
     def read(self, at: int, out: Bytes) -> None:
         """See `Room`."""
         with writing(self._folder):
             done = 0
             while done < len(out):
-                some = os.preadv(self._file.fileno(), [out[done:].data], at + done)
+                some = os.preadv(self._file, [out[done:].data], at + done)
                 assert some, "what is read was kept"
                 done += some
 
+    def become(self, path: Path) -> bool:
+        """See `Room`."""
+        with suppress(OSError):
+            self._path.replace(path)
+            return True
+        return False
+
+
+def _remove(file: int, path: Path) -> None:
+    os.close(file)
+    path.unlink(missing_ok=True)
+
 
 class SpareDisk:
-    """Copies in files of a folder: no memory but a tile, and the system's own cache, which it takes back when it has to."""
+    """Copies in files of a store's folder: no memory but a tile, and the system's cache, which it takes back when it has to."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -254,6 +276,11 @@ class Image:
         self._copied += len(tile)
         if self._copied == self.total_bytes:
             self._parts, self._starts = [], []
+
+    def become(self, path: Path) -> bool:
+        """Copy all of it, and make the copy the file `path` if it is a file; `pieces` gives its bytes. Raises DiskError."""
+        self.detach()
+        return self._rest is not None and self._rest[0] == 0 and self._rest[1].become(path)
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
         """The file, once, in pieces of `piece_bytes`; the last may be shorter. Raises DiskError."""

@@ -189,14 +189,20 @@ class SnapshotStore:
     # ---- what is written ---------------------------------------------------------------------------------------------
 
     def write(
-        self, pieces: Iterable[bytes], total_bytes: int, describe: Callable[[tuple[bytes, ...]], SnapshotManifest]
+        self,
+        pieces: Iterable[bytes],
+        total_bytes: int,
+        describe: Callable[[tuple[bytes, ...]], SnapshotManifest],
+        become: Callable[[Path], bool] = lambda _: False,
     ) -> SnapshotManifest:
         """Keep a state of this peer's own. The store hashes each piece once; `describe` makes the manifest of these hashes.
+        `become` makes a file of these pieces the one that it gets, if there is such a file.
 
         The disk has the whole snapshot when this returns. Raises StoreFullError, DiskError."""
         with self._room(total_bytes, PART) as path:
-            with path.open("wb") as file:
-                hashes = tuple(hashlib.sha256(piece).digest() for piece in write_synced(file, pieces))
+            there = become(path)
+            with path.open("r+b" if there else "wb") as file:
+                hashes = tuple(hashlib.sha256(piece).digest() for piece in write_synced(file, pieces, there=there))
                 sync_file(file)
             manifest = describe(hashes)
             self._name(manifest, path)

@@ -32,7 +32,7 @@ from protos.log import SignedEntry
 # The part of a core that writing a state may take while the training goes on. Pure: times come with each call.
 #
 # A swarm's peers all wait for the slowest one, so a step after a snapshot must not be longer than others. The writing is spread
-# over half of the time until the next state comes. ADR 30.
+# over most of the time until the next state comes. ADR 30.
 
 CORE_PART_A_CORE: Final = 0.05
 """At most, and while nothing is known yet, for each core of the machine: with many cores some are idle. A low priority instead
@@ -41,7 +41,7 @@ CORE_PART_MAX: Final = 0.5
 CORE_PART_MIN: Final = 0.01
 CORE_PART_BEHIND: Final = 0.25
 """At least, while a later state waits already: a swarm with short steps makes its states faster than they are written."""
-SPREAD: Final = 0.5
+SPREAD: Final = 0.8
 """The part of the time to the next state in which a state should be on the disk: joiners wait for it."""
 
 
@@ -66,14 +66,14 @@ class CorePart:
         self._seconds += seconds
         self._bytes += size
 
-    def of(self, size: int, *, behind: bool) -> float:
-        """The part of a core for a state of `size` bytes; `behind`: a later one waits already."""
+    def of(self, size: int, now: float, *, behind: bool) -> float:
+        """The part of a core for the `size` bytes of a state that are left at `now`; `behind`: a later one waits already."""
         if behind:
             return max(CORE_PART_BEHIND, self._most)
-        if not self._between or not self._bytes:
+        if self._came is None or self._between is None or not self._bytes:
             return self._most
-        needed = self._seconds / self._bytes * size
-        return min(max(needed / (SPREAD * self._between), CORE_PART_MIN), self._most)
+        needed, left = self._seconds / self._bytes * size, self._came + SPREAD * self._between - now
+        return min(max(needed / left, CORE_PART_MIN), self._most) if left > 0 else self._most
 
 
 ROOTS_KEPT: Final = 4
@@ -318,24 +318,25 @@ class Keeper:
             yield from image.pieces(piece_bytes)
             return
         image.detach()
-        used, size = time.thread_time(), image.total_bytes
+        used = time.thread_time()
         for piece in image.pieces(piece_bytes):
             yield piece
             now = time.thread_time()
             self._part.used(now - used, len(piece))
             waiting = (*self._images[False], *self._images[True])
             behind = self._late or any(other is not image and other.waiting_bytes for other in waiting)
-            self._hurry.wait((now - used) * (1 / self._part.of(size, behind=behind) - 1))
+            part = self._part.of(image.waiting_bytes, time.monotonic(), behind=behind)
+            self._hurry.wait((now - used) * (1 / part - 1))
             used = now
 
     def _keep(self, image: Image, describe: Describe, kept: bool, step: int) -> None:
-        pieces = self._paced(image, SNAPSHOT_PIECE_BYTES)
+        pieces, become = self._paced(image, SNAPSHOT_PIECE_BYTES), (image.become,) if self._behind else ()
         if kept and not self.make_room(image.total_bytes):
             self._log.warning("no room for this snapshot on the disk: other peers store it", step=step)
             kept = False
         with self._spans.timed(step, "snapshot", bytes=image.total_bytes, kept=kept):
             if kept:
-                manifest = self._store.write(pieces, image.total_bytes, describe)
+                manifest = self._store.write(pieces, image.total_bytes, describe, *become)
             else:
                 manifest = describe(tuple(hashlib.sha256(piece).digest() for piece in pieces))
         with self._lock:

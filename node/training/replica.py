@@ -12,6 +12,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +106,8 @@ class Replica:
         self._spares: dict[bool, Spare] = {
             private: SpareMemory() if copies_to is None else SpareDisk(copies_to) for private in (False, True)
         }
-        self._images: dict[bool, list[Image]] = {False: [], True: []}  # of the state, and of what is private
+        # of the state, and of what is private; weak, because nobody needs a copy for an image that nobody reads
+        self._images: dict[bool, WeakSet[Image]] = {False: WeakSet(), True: WeakSet()}
         self._digest: bytes | None = None
         self._hashing: Future[bytes] | None = None
         self.maker = BuiltIn(model) if maker is None else maker
@@ -323,7 +325,7 @@ class Replica:
         )
 
     def _remember(self, image: Image, *, private: bool) -> Image:
-        self._images[private] = [*(old for old in self._images[private] if not old.detached), image]
+        self._images[private].add(image)
         return image
 
     def _detach(self, *, private: bool = False) -> None:
@@ -332,7 +334,7 @@ class Replica:
             self.digest()
         for image in self._images[private]:
             image.detach()
-        self._images[private] = []
+        self._images[private].clear()
 
     @contextmanager
     def ahead(self, lr: float) -> Iterator[None]:

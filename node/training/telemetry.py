@@ -143,6 +143,7 @@ class Summary:
     device: str
     memory: str = "full"
     """What it keeps, and where: `memory` of its settings, as it was found."""
+    memory_why: str = ""
     steps_applied: int = 0
     step: int = 0
     state_digest: str = ""

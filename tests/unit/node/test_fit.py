@@ -62,6 +62,9 @@ def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
 def test_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 100 * bytes_of("full"))
     assert fit.check(CONFIG, settings(tmp_path, memory="small"), tmp_path, CPU)[1] == "small"
+    assert fit.why("small", settings(tmp_path, memory="small")) == "you set it"
+    assert fit.why("small", settings(tmp_path)) == "no faster one fits"
+    assert fit.why("full", settings(tmp_path)) == ""
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "full"
     machine(monkeypatch, bytes_of("small"))
     with pytest.raises(OperatorError, match=r"does not fit.*, or set memory to auto"):

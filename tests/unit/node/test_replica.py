@@ -152,6 +152,15 @@ def test_an_image_is_the_state_as_it_was(tmp_path: Path) -> None:
         assert late.packed()[0].root == manifest.root
 
 
+def test_an_image_that_nobody_reads_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer asked one for its size at its start: the first update copied the whole state, and kept it."""
+    ada = replica()
+    assert ada.image().total_bytes
+    monkeypatch.setattr("node.snapshot.image.SpareMemory.take", raising(AssertionError("it was copied")))
+    sha256, data = vote(ada, 1)
+    assert apply(ada, entry(ada, (ADA, sha256, data)), data)
+
+
 def test_momentum_that_is_being_saved_is_as_it_was(tmp_path: Path) -> None:
     ada = replica()
     vote(ada, 1)

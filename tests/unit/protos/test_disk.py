@@ -82,3 +82,15 @@ def test_a_failure_is_the_callers_to_name_and_leaves_the_old_file(tmp_path: Path
     assert type(found.value) is OSError, "not a DiskError"
     assert (tmp_path / "f").read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [tmp_path / "f"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_large_file_is_synced_in_parts_whether_its_bytes_are_there_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(disk, "SYNC_BYTES", 10_000)
+    path, pieces = tmp_path / "f", [bytes([number]) * 3000 for number in range(10)]
+    path.write_bytes(b"".join(pieces) if there else b"")
+    with path.open("r+b" if there else "wb") as file:
+        assert list(disk.write_synced(file, pieces, there=there)) == pieces
+    assert path.read_bytes() == b"".join(pieces)

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from node.snapshot.image import DISK_TILE_BYTES, Image, MemoryRoom, SpareDisk, SpareMemory
+from node.snapshot.image import DISK_TILE_BYTES, DiskRoom, Image, MemoryRoom, SpareDisk, SpareMemory
+from node.snapshot.pieces import describe
+from node.snapshot.store import SnapshotStore
 from protos.disk import DiskError
 
 names = st.text(min_size=1, max_size=12).filter(lambda name: name != "__metadata__" and name.isprintable())
@@ -132,6 +136,45 @@ def test_a_disk_copy_is_bit_exact_while_the_tensors_change(tmp_path: Path) -> No
         reader.join()
         ahead.join()
         assert b"".join(found) == save({"t": torch.full((3_000_000,), float(turn))})
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_copy_on_the_disk_becomes_the_snapshot_and_is_not_written_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    monkeypatch.setattr("protos.disk.SYNC_BYTES", 1_000_000)
+    store, tensor = SnapshotStore(tmp_path / "s", 1 << 30), torch.randn(700_000)
+    data = save({"t": tensor.clone()})
+    manifest = describe(
+        data, run_id=bytes(32), step=1, entry_hash=bytes(32), layout_digest=bytes(32), piece_bytes=300_000
+    )
+    spare = SpareDisk(tmp_path / ("other" if elsewhere else "s"))
+    image, written = Image({"t": tensor}, spare=spare), list[int]()
+    if elsewhere:  # a rename does not reach another disk
+        monkeypatch.setattr(DiskRoom, "become", lambda *_: False)
+
+    def become(path: Path) -> bool:
+        there = image.become(path)
+        tensor.fill_(-1.0)
+        written.append(path.stat().st_size if path.exists() else 0)
+        return there
+
+    kept = store.write(image.pieces(300_000), len(data), lambda hashes: replace(manifest, piece_hashes=hashes), become)
+    assert kept == manifest
+    assert written == [0 if elsewhere else len(data)]
+    assert store.file(kept.root).read_bytes() == data
+    assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == [".manifest", ".state"]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "s").iterdir()}
+    assert len(modes) == 1, "who may read the manifest may read the state"
+
+
+def test_a_copy_in_memory_becomes_no_file_and_one_that_a_kill_left_goes(tmp_path: Path) -> None:
+    assert not Image({"t": torch.zeros(9)}).become(tmp_path / "file")
+    image = Image({"t": torch.zeros(9)}, spare=SpareDisk(tmp_path))
+    image.detach()
+    assert list(tmp_path.iterdir())
+    SnapshotStore(tmp_path, 1 << 20)  # of the next life
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_takes_no_copy_is_a_disk_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

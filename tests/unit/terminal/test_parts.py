@@ -64,9 +64,11 @@ def test_the_last_line_says_thank_you_with_figures() -> None:
     assert "applied 24 steps" in words.farewell(told(), anchor=True)
 
 
-def test_a_mode_that_saves_memory_stands_beside_the_device() -> None:
+def test_the_mode_of_memory_stands_beside_the_device_and_why() -> None:
     assert words.device(told()).startswith("cpu, 93 % busy, 665 MB")
-    assert words.device(told(memory="host")).startswith("cpu, 93 % busy, memory host, 665 MB")
+    assert words.device(told(memory_why="you set it")).startswith("cpu, 93 % busy, memory full (you set it), 665 MB")
+    host = words.device(told(memory="host", memory_why="no faster one fits"))
+    assert host.startswith("cpu, 93 % busy, memory host (no faster one fits), 665 MB")
 
 
 def test_rates_are_of_the_last_seconds_and_begin_anew_after_a_restart() -> None:

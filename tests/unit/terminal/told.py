@@ -19,7 +19,7 @@ def line(text: str, level: str = "info") -> dict[str, Any]:
 def told(**changed: Any) -> dict[str, Any]:
     """An answer with some values changed."""
     values: dict[str, Any] = {
-        "id": "12D3KooWJ8Zr3pRZ5qYtKqg8mJq1V6pWkmR1yG1cTz1FxvKpSdQe", "device": "cpu", "memory": "full",
+        "id": "12D3KooWJ8Zr3pRZ5qYtKqg8mJq1V6pWkmR1yG1cTz1FxvKpSdQe", "device": "cpu", "memory": "full", "memory_why": "",
         "steps_applied": 24, "step": 24,
         "votes_accepted": 24, "tokens": 2304, "reading_seconds": 0.01, "loss": 4.0641, "payload_bytes_sent": 16_000,
         "payload_bytes_received": 16_000, "wire_bytes_sent": 19_000, "wire_bytes_received": 18_000, "resyncs": 0,
