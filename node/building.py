@@ -5,7 +5,7 @@ Refuses a program's model whose layout is another one than the run's. Asks no ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,28 @@ from node.training.host_maker import HostMaker
 from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
 from node.training.replica import Replica
+from node.wire.codec import Update
 from protos.errors import OperatorError
+from protos.log import SignedEntry
 from protos.model_config import ModelConfig
 from protos.optimizer_config import SIZE_KEYS
 from protos.run_config import RunConfig
 
 DIGITS_SHOWN = 16
+
+
+class SharedReplica(Replica):
+    """Over the model of a program, which can write to it at any time. Only the swarm may move it."""
+
+    def apply(self, signed: SignedEntry, updates: Iterable[Update], authors: Sequence[bytes] = ()) -> bool:
+        """As `Replica.apply`. Raises OperatorError if the state is not the one that was left after the entry before."""
+        if self.demo.state_digest(self.step, self.digest_steps) != self.digest():
+            raise OperatorError(
+                f"the program changed the model's parameters after step {self.step}. The swarm moves them, the same way on "
+                "every peer: evaluate with a copy of the model (copy.deepcopy), and load no other weights. Join again to go on "
+                "from the swarm's state"
+            )
+        return super().apply(signed, updates, authors)
 
 
 @dataclass(frozen=True)
@@ -93,7 +109,7 @@ class Own:
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.copy_(first[name])
-        replica = Replica(
+        replica = SharedReplica(
             run_id, model, config.optimizer, size, author=public_key, second=kind_of(memory, config.optimizer),
             maker=self.handover, digest_steps=config.clock.digest_steps, copy_folder=copy_folder,
         )  # fmt: skip

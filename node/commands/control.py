@@ -5,6 +5,7 @@ They call the peer's control door on this machine. They load no torch and ask no
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from node.commands.options import Json
 from node.control import owner_requests, words
 from node.control.control_server import call
 from protos.amounts import amount, duration
-from protos.errors import SwarmentumError
+from protos.errors import OperatorError, SwarmentumError
 from protos.text import print_json
 
 Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: as for `swarmentum join`).")]
@@ -49,6 +50,11 @@ def pause(
     as_json: Json = False,
 ) -> None:
     """Stop the training of a peer on this machine. The peer stays in the run, applies the log, and keeps its place."""
+    if until is not None:
+        from node.donor.machine_facts import zone_fault
+
+        if fault := zone_fault(os.environ):
+            raise OperatorError(f"--until {until}: {fault}, or give --for")
     seconds = owner_requests.seconds_of(for_, until, datetime.now())  # noqa: DTZ005 - the owner's clock on the wall
     again = "`swarmentum resume` lets it train again"
     if seconds is not None:

@@ -104,7 +104,7 @@ class Passes:
     """A model, and passes of it with random tokens that are the same each time."""
 
     def __init__(self, model: nn.Module, vocabulary: int, length: int) -> None:
-        self.model, self.vocabulary, self.length = model, vocabulary, length
+        self.model, self.vocabulary, self.length, self.trained = model, vocabulary, length, _trained(model)
         self._special = {v for k, v in _config(model).items() if k.endswith("_token_id") and isinstance(v, int)}
 
     def tokens(self, seed: int, rows: int, length: int) -> Tensor:
@@ -236,7 +236,12 @@ def _of_training(at: Passes, *, own_code: bool) -> Iterator[str]:
         return
     for seed in (5, 6):
         at.backward(seed)
+    if other := sorted(at.trained ^ _trained(at.model)):
+        yield f"a pass freezes or thaws {_some(other)}: set requires_grad where the model is made, and leave it"
     gradients = {name: p.grad for name, p in at.model.named_parameters() if p.grad is not None}
+    if sparse := [name for name, gradient in gradients.items() if gradient.layout != torch.strided]:
+        yield f"the gradient of {_some(sparse)} is sparse, and votes need dense ones: make the embedding with sparse=False"
+        return
     bad = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
     if bad:
         yield f"the gradient of {_some(bad)} is not finite before any training"
@@ -258,6 +263,10 @@ def _dead(model: nn.Module) -> list[str]:
         f"{len(dead)} of {len(named)} parameters get no gradient and are never trained ({_some(dead)}): use them, remove "
         "them, or set requires_grad=False"
     ]
+
+
+def _trained(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -2,11 +2,13 @@
 
 import math
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
+from node.commands.control import pause
 from node.control.owner_requests import OwnerRequests, seconds_of
-from protos.errors import OperatorError
+from protos.errors import OperatorError, SwarmentumError
 
 NOON = datetime(2026, 11, 26, 12, 0, 30)  # noqa: DTZ001 - a clock on a wall
 
@@ -43,6 +45,17 @@ def test_a_pause_has_a_length_or_an_end(length: str | None, until: str | None, s
 def test_what_is_neither_is_refused_with_an_example(length: str | None, until: str | None) -> None:
     with pytest.raises(OperatorError, match=r"expected .* such as|two ways"):
         seconds_of(length, until, NOON)
+
+
+def test_a_time_of_the_day_in_no_zone_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A TZ that names no zone is UTC to the C library, which says nothing: the pause ended hours early or late."""
+    monkeypatch.setenv("TZ", "Europe/Nowhere")
+    with pytest.raises(OperatorError, match=r"--until 18:00: TZ=Europe/Nowhere names no time zone .* or give --for"):
+        pause(until="18:00", home=tmp_path)
+    for given in ({"for_": "2h"}, {"until": "18:00"}):
+        with pytest.raises(SwarmentumError, match="no peer"):
+            pause(**given, home=tmp_path)  # type: ignore[arg-type]
+        monkeypatch.setenv("TZ", "UTC")
 
 
 def test_a_pause_ends_by_itself_and_the_last_command_counts() -> None:

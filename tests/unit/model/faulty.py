@@ -107,9 +107,16 @@ class Cut(Sound):
     """Gradients that do not come back, or are no numbers."""
 
     def prepare(self) -> None:
-        self.spare = nn.Linear(WIDTH, WIDTH)
+        self.spare, self.passes = nn.Linear(WIDTH, WIDTH), 0
+        if self.kind == "thawed":
+            self.spare.requires_grad_(False)
+        if self.kind == "sparse":
+            self.table.sparse = True
 
     def forward(self, ids: Tensor) -> object:
+        self.passes += self.training
+        if self.kind in ("thawed", "frozen") and self.passes == 4:  # as a warm-up that begins with the head
+            self.spare.requires_grad_(self.kind == "thawed")
         seen = self.mid(self.mixed(self.table(ids))).relu()
         match self.kind:
             case "detached":

@@ -59,6 +59,13 @@ def code(name: str, kind: str = "", **more: Any) -> ModelSpec:
         ("Cut", "unused", r"2 of 7 parameters get no gradient.*spare.weight"),
         ("Cut", "nan", "the loss is nan before any training"),
         ("Cut", "zero", "every gradient is 0"),
+        (
+            "Cut",
+            "thawed",
+            "a pass freezes or thaws spare.bias, spare.weight: set requires_grad where the model is made",
+        ),
+        ("Cut", "frozen", "a pass freezes or thaws spare.bias, spare.weight"),
+        ("Cut", "sparse", "the gradient of table.weight is sparse.*with sparse=False"),
         ("Answering", "mask", "fails: AssertionError: needs a mask"),
         ("Answering", "tuple", "a loss of its own .part 1 of its answer."),
         ("Answering", "dict", "a loss of its own .aux_loss."),

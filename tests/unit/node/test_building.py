@@ -9,6 +9,8 @@ from node.model.spec import ModelError, ModelSpec
 from node.optim.layout import Layout
 from node.training.handover import Handover
 from protos.errors import OperatorError
+from protos.identity import Identity
+from protos.log import Entry, lr_to_bits, seal_entry
 from protos.run_config import RunConfig
 from tests.system.tiny import TwoTokens
 
@@ -50,6 +52,29 @@ def test_the_first_state_is_the_runs_or_an_agreed_one() -> None:
         OperatorError, match=r"no agreed state yet, and its first one comes from the code 'tests\.system"
     ):
         own_start(spec, run, 256, begun=False, allow_code=False)
+
+
+def test_a_program_that_moves_the_model_between_two_steps_is_told() -> None:
+    """By `.data`, as some averages of weights do it, or by load_state_dict: a peer alone went on with it, and others were told
+    that a memory or a disk had erred."""
+    coordinator, head = Identity.from_seed(b"c" * 32), RUN
+    start = own_start(ModelSpec(factory=FACTORY), config(), 256, begun=False, allow_code=True)
+    model = TwoTokens(64)
+    replica = own(model).replica(start, config(), 128, RUN, bytes(32), b"")
+    for step in range(1, 7):
+        signed = seal_entry(coordinator, RUN, Entry(step, head, (), lr_to_bits(1e-2), b"", (), 0))
+        replica.digest()  # as each peer reports it
+        weight, was = next(model.parameters()), next(model.parameters()).detach().clone()
+        weight.data.add_(1.0)
+        if step == 6:
+            with pytest.raises(
+                OperatorError, match=r"changed the model's parameters after step 5.*with a copy of the model"
+            ):
+                replica.apply(signed, [])
+            return
+        weight.data.copy_(was)  # what was put back is no harm
+        replica.apply(signed, [])
+        head = signed.hash
 
 
 @pytest.mark.parametrize(
