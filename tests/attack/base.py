@@ -57,7 +57,7 @@ class Target:
         """The public facts of the run."""
         async with self.channel() as channel:
             request = pb.GetRunRequest(run_id=self.invite.run_id)
-            answer: pb.GetRunResponse = await rpc.CoordinatorServiceStub(channel).GetRun(request, timeout=10)
+            answer: pb.GetRunResponse = await rpc.CoordinatorServiceStub(channel).GetRun(request, timeout=240)
             return answer
 
 

@@ -155,6 +155,7 @@ async def test_a_daemon_changes_its_settings_and_the_streams_stay(tmp_path: Path
             while not answers:
                 await bob.connect(await ada.addresses())
                 answers = await ask_all(bob.open, await remotes(bob, 1), ())
+                await asyncio.sleep(0.5)  # answers have a rate, and the daemons need the processor
         assert answers[0].relays
         ada.p2p._child.kill()
         async with asyncio.timeout(240):
