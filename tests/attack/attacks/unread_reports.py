@@ -8,11 +8,11 @@ import grpc
 
 from node.link.client import CoordinatorClient
 from protos.errors import SwarmentumError
-from protos.identity import Identity
 from protos.limits import HASH_BYTES, ROSTER_PEERS_MAX
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from tests.attack.base import Target
+from tests.attack.joining import joined
 
 IDENTITIES, STREAMS = 10, 40
 
@@ -28,26 +28,21 @@ class UnreadReports:
 async def _flood(target: Target, seconds: float) -> str:
     until, ended = time.monotonic() + seconds, Counter[str]()
     sent = await asyncio.gather(*(_identity(target, until, ended) for _ in range(IDENTITIES)))
+    assert sum(sent), f"no report was sent, so this attacked nothing: {dict(ended)}"
     return f"{sum(sent)} reports sent on {IDENTITIES * STREAMS} streams; ended: {dict(ended) or 'none'}"
 
 
 async def _identity(target: Target, until: float, ended: Counter[str]) -> int:
-    client = CoordinatorClient(target.invite, Identity.generate())
     try:
-        await client.connect()
-        facts, _ = await client.get_run()
-        layout = facts.genesis.layout_digest
-        welcome = await client.join(pb.JoinBody(layout_digest=layout, parameters=10, device="cpu"))
-        following = asyncio.ensure_future(anext(client.follow(welcome.head_step)))
-        counts = await asyncio.gather(*(_stream(client, until, ended) for _ in range(STREAMS)))
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        return sum(counts)
+        async with joined(target) as (client, welcome):
+            following = asyncio.ensure_future(anext(client.follow(welcome.head_step)))
+            counts = await asyncio.gather(*(_stream(client, until, ended) for _ in range(STREAMS)))
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            return sum(counts)
     except SwarmentumError as error:
         ended[str(error)[:60]] += 1
         return 0
-    finally:
-        await client.close()
 
 
 async def _stream(client: CoordinatorClient, until: float, ended: Counter[str]) -> int:
@@ -60,7 +55,7 @@ async def _stream(client: CoordinatorClient, until: float, ended: Counter[str]) 
                 await call.write(client._reported(pb.ReportBody(held=held)))
             sent += 1
     except (grpc.RpcError, asyncio.InvalidStateError):
-        ended[(await call.code()).name] += 1
+        ended[f"{(await call.code()).name} {(await call.details())[:80]}"] += 1
     except TimeoutError:
         ended["not taken any more"] += 1
     finally:
