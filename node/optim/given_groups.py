@@ -181,7 +181,7 @@ def warn_of_stacks(named: Sequence[tuple[str, Tensor]], tables: tuple[str, ...])
         warnings.warn(
             f"base muon takes {', '.join(stacks)} for stacks of matrices [experts, height, width]; a convolution is one "
             "matrix, which names do not tell: give the module, DeMoOptimizer(model, ...)",
-            stacklevel=13,  # whoever makes the optimizer
+            stacklevel=14,  # whoever makes the optimizer
         )
 
 

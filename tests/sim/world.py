@@ -216,6 +216,7 @@ class SimReplica(Replica):
 
     def __init__(self, peer: PeerProcess, *args: Any) -> None:
         super().__init__(*args)
+        self.first_model = Bigrams
         self._peer = peer
 
     def mean_gradient(self, samples: Samples, ranges: Iterable[Range], *args: Any, **kwargs: Any) -> GradResult:
