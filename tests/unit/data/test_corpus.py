@@ -1,6 +1,7 @@
 """From a path to checked tokens: text, token files, tokenizers, and what is refused."""
 
 import bz2
+import errno
 import gzip
 import io
 import json
@@ -327,6 +328,32 @@ def test_an_unknown_header_of_llm_c_is_refused(first: int, version: int, dtype: 
         DataError, match=rf"a header of llm.c with the number {first} and version {version}, .* numpy.save"
     ):
         open_corpus(tmp_path / "t.bin", tmp_path, dtype=dtype, vocabulary=1 << 16)
+
+
+def test_a_header_of_llm_c_that_others_wrote_on_or_that_broke_off(tmp_path: Path) -> None:
+    """A fork's own numbers after the usual ones, and a copy that ends within the header, were 512 tokens or fewer."""
+    path, header = tmp_path / "t.bin", np.zeros(256, dtype="<i4")
+    header[:3], header[200] = (20240520, 1, 1000), 7
+    path.write_bytes(header.tobytes() + np.arange(1000, dtype="<u2").tobytes())
+    assert len(open_corpus(path, tmp_path, dtype="uint16", vocabulary=1 << 16).tokens) == 1000
+    path.write_bytes(header.tobytes()[:600])
+    with pytest.raises(DataError, match=r"its header names 1000 tokens, .* and it has 600: copy it again"):
+        open_corpus(path, tmp_path, dtype="uint16")
+    path.write_bytes(np.array([5, 309], dtype="<u2").tobytes())  # two tokens, and no header
+    assert len(open_corpus(path, tmp_path, dtype="uint16", vocabulary=1 << 16).tokens) == 2
+
+
+def test_a_token_file_whose_disk_goes_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "t.bin")
+    tokens = open_corpus(tmp_path / "t.bin", tmp_path, vocabulary=1 << 16).tokens
+
+    def stale(_: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fstat", stale)
+        with pytest.raises(DataError, match=r"t\.bin cannot be read any more: Stale file handle"):
+            tokens[0:9]
 
 
 def test_a_raw_file_that_is_another_kind_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
