@@ -8,6 +8,8 @@ import json
 import lzma
 import os
 import pickle
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -399,6 +401,27 @@ def test_a_file_that_is_written_to_meanwhile(suffix: str, tmp_path: Path) -> Non
             DataError, match=rf"data\.{suffix} has been written to since this peer began, and has other"
         ):
             read()
+
+
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="needs iconv")
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_what_an_error_says_converts_text_of_another_encoding(encoding: str, tmp_path: Path) -> None:
+    """`iconv -t utf-8` took it for UTF-8, and refused it."""
+    path, text = tmp_path / "t.txt", "déjà vu\n" * 200
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match=r"t\.txt is UTF-[0-9LBE]+; convert it with `iconv -f ") as found:
+        open_corpus(path, tmp_path)
+    command = str(found.value).split("`")[1]
+    done = subprocess.run([*command.split(), str(path)], capture_output=True, check=True)
+    assert done.stdout.decode().removeprefix("\ufeff") == text
+
+
+def test_zeros_are_no_text_of_another_encoding(tmp_path: Path) -> None:
+    """A disk that lost a file's blocks, and the first bytes of a film, were called UTF-32."""
+    for start in (bytes(32), b"\0\0\0\x18ftypmp42"):
+        (tmp_path / "t.txt").write_bytes(start * 9)
+        with pytest.raises(DataError, match=r"t\.txt is binary"):
+            open_corpus(tmp_path / "t.txt", tmp_path)
 
 
 def test_text_that_is_named_as_tokens_is_refused(tmp_path: Path) -> None:
