@@ -343,6 +343,18 @@ def test_an_initial_state_below_a_bad_snapshot_is_the_seeds(tmp_path: Path, agre
         assert next(world.replica.model.parameters()).detach()[0, 0] == (0.0 if true else 7.0)
 
 
+def test_the_model_of_the_seed_is_built_once_however_often_its_holders_are_away(tmp_path: Path) -> None:
+    """Each try built it anew, and a peer tries for minutes."""
+    log = Log(2)
+    world, built = World(tmp_path, log), list[Table]()
+    world.replica.first_model = lambda: built.append(Table()) or built[-1]  # type: ignore[func-returns-value]
+    world.recovery.begin((), 0)
+    start = Snapshot(0, log.manifests[0][0].root, log.manifests[0][0].total_bytes, ())
+    for _ in range(3):
+        assert not world.recovery._loaded(start)
+    assert len(built) == 1
+
+
 def test_the_root_of_the_seed_is_the_same_in_a_program_with_another_default_type() -> None:
     """The run's model is; the base optimizer's state was not, so a good initial state would have been refused."""
     made = Replica(RUN, Table(), OptimizerConfig(group_size=8, base="adamw"), 8)
