@@ -121,10 +121,18 @@ def write_synced(file: BinaryIO, pieces: Iterable[bytes], *, there: bool = False
         if not there:
             file.write(piece)
         if end - start >= SYNC_BYTES:
-            if there:
-                with mmap(file.fileno(), end - start, offset=start) as part:
-                    part.flush()  # a sync of the file would wait for all of it
-            else:
+            if not (there and _sync_part(file, start, end)):
                 sync_file(file)
             start = end - end % ALLOCATIONGRANULARITY
         yield piece
+
+
+def _sync_part(file: BinaryIO, start: int, end: int) -> bool:
+    """Sync some bytes of a file: a sync of the file would wait for all of it. False on a disk that maps no files."""
+    try:
+        part = mmap(file.fileno(), end - start, offset=start)
+    except OSError:
+        return False
+    with part:
+        part.flush()
+    return True

@@ -31,17 +31,27 @@ BOM: Final = "\ufeff"
 BOM_BYTES: Final = BOM.encode()
 
 
+_WIDE: Final = (
+    ("UTF-32LE", (False, True, True, True)),
+    ("UTF-32BE", (True, True, True, False)),
+    ("UTF-16LE", (False, True)),
+    ("UTF-16BE", (True, False)),
+)
+"""Which bytes of a Latin letter are zeros."""
+
+
 def wide_text(start: bytes) -> str:
-    """The encoding of text in units of 2 or 4 bytes, by its mark or by the zeros of its first letters; else empty."""
-    if (
-        start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
-        or start[1:4] == b"\0\0\0"
-        or start[:3] == b"\0\0\0"
-    ):
+    """The encoding of text in units of 2 or 4 bytes, as iconv names it, by its mark or the zeros of its first letters; else
+    empty."""
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "UTF-32"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
     zeros = [byte == 0 for byte in start[:8]]
-    pairs = len(zeros) >= 4 and len(set(zeros[::2])) == len(set(zeros[1::2])) == 1 and zeros[0] != zeros[1]
-    return "UTF-16" if pairs or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
+    for name, unit in _WIDE:
+        if len(zeros) >= 4 and zeros == [unit[place % len(unit)] for place in range(len(zeros))]:
+            return name
+    return ""
 
 
 class RowError(ValueError):

@@ -324,7 +324,7 @@ def check_text(path: Path) -> None:
         with opened(path) as (file, _):
             while block := file.read(BLOCK_BYTES):
                 if not offset and (wide := wide_text(block)):
-                    raise DataError(f"data: {path} is {wide}; convert it with `iconv -t utf-8`")
+                    raise DataError(f"data: {path} is {wide}; convert it with `iconv -f {wide} -t UTF-8`")
                 if b"\0" in block:
                     raise DataError(f"data: {path} is binary; expected UTF-8 text, or tokens in a .npy or .bin file")
                 held = len(decoder.getstate()[0])  # bytes of a character that the last block cut
@@ -341,7 +341,7 @@ def check_text(path: Path) -> None:
     except UnicodeDecodeError as error:
         raise DataError(
             f"data: {path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {offset + error.start}; "
-            "convert it, for example with `iconv -t utf-8`"
+            "convert it, for example with `iconv -f LATIN1 -t UTF-8`"
         ) from error
     if size == 0:
         raise DataError(f"data: {path} is empty; name a file with text")

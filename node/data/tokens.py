@@ -42,7 +42,7 @@ class FileTokens:
         except OSError as error:
             raise DataError(f"data: cannot read {path}: {error.strerror}") from error
         weakref.finalize(self, os.close, self._file)
-        self._written_ns, self._samples = os.fstat(self._file).st_mtime_ns, self._some()
+        self._written_ns, self._samples = self._status().st_mtime_ns, self._some()
 
     def __len__(self) -> int:
         return self._count
@@ -72,7 +72,7 @@ class FileTokens:
 
     def _check_unchanged(self) -> None:
         """Raises DataError for tokens that somebody wrote meanwhile. What comes after them, or a new date, is nothing."""
-        found = os.fstat(self._file)
+        found = self._status()
         if found.st_mtime_ns == self._written_ns:
             return
         if found.st_size < self._offset + self._count * self.dtype.itemsize:
@@ -83,6 +83,15 @@ class FileTokens:
                 "there, or join again to train on what is there now"
             )
         self._written_ns = found.st_mtime_ns
+
+    def _status(self) -> os.stat_result:
+        try:
+            return os.fstat(self._file)
+        except OSError as error:
+            raise self._gone(error) from error
+
+    def _gone(self, error: OSError) -> DataError:
+        return DataError(f"data: {self.path} cannot be read any more: {error.strerror}")
 
     def _shorter(self, at: int) -> DataError:
         return DataError(
@@ -98,7 +107,7 @@ class FileTokens:
             try:
                 data = os.pread(self._file, wanted, at)
             except OSError as error:
-                raise DataError(f"data: {self.path} cannot be read any more: {error.strerror}") from error
+                raise self._gone(error) from error
             if not data:
                 raise self._shorter(at)
             parts.append(data)
@@ -197,13 +206,11 @@ def _open_raw(path: Path, dtype: str) -> FileTokens:
 
 def _open_llmc(path: Path, head: bytes, size: int) -> FileTokens | None:
     """The tokens after a header of llm.c; None if there is none. Raises ValueError for a header that is not known."""
-    if len(head) < LLMC_HEADER_BYTES:
-        return None
-    numbers = struct.unpack(f"<{LLMC_HEADER_BYTES // 4}I", head)
+    numbers = struct.unpack(f"<{LLMC_HEADER_BYTES // 4}I", head.ljust(LLMC_HEADER_BYTES, b"\0"))
     first, version, count = numbers[:3]
-    if first not in LLMC_DATES or any(numbers[LLMC_USED:]):
-        return None
     if version not in LLMC_VERSIONS.get(first, ()):
+        if len(head) < LLMC_HEADER_BYTES or first not in LLMC_DATES or any(numbers[LLMC_USED:]):
+            return None
         raise ValueError(
             f"it has a header of llm.c with the number {first} and version {version}, and tokens are read after "
             f"{' and '.join(f'{one} (version {versions[-1]})' for one, versions in LLMC_VERSIONS.items())}: write its tokens "

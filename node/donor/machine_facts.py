@@ -105,7 +105,8 @@ LOGIND = (
     "IdleHint", "IdleSinceHint",
 )  # fmt: skip
 ZONES = "/usr/share/zoneinfo"
-UTC_NAMES = ("UTC", "GMT", "Z")
+UTC_NAMES = ("UTC", "UCT", "GMT", "UNIVERSAL", "ZULU", "Z")
+"""In capitals, without Etc/: UTC is what these say, also without tzdata."""
 POSIX_ZONE = re.compile(r"(<[^>]+>|[A-Za-z]{3,})[+-]?\d")
 """Such as CET-1CEST: a zone that says its rules itself."""
 MACOS = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
@@ -139,7 +140,9 @@ class Machine:
 def zone_fault(environment: Mapping[str, str]) -> str:
     """Why the C library takes UTC for the local time: TZ names no file, as in an image without tzdata. It says nothing."""
     name = environment.get("TZ", "").removeprefix(":")
-    if not name or name in UTC_NAMES or POSIX_ZONE.match(name) or Path(environment.get("TZDIR", ZONES), name).is_file():
+    if not name or name.removeprefix("Etc/").upper() in UTC_NAMES or POSIX_ZONE.match(name):
+        return ""
+    if Path(environment.get("TZDIR", ZONES), name).is_file():
         return ""
     return f"TZ={name} names no time zone of this machine, so its time is UTC: correct TZ, or install tzdata"
 

@@ -208,9 +208,11 @@ class ParameterGroups(torch.optim.Optimizer):
             if came
             else "backward() leaves no gradient in these parameters: the model that is trained may be another copy"
         )
-        then = "only the other ranks train the model" if self._whose.ranks > 1 else "nothing is trained"
+        several = len(self._demos) > 1  # a group may be silent alone
+        what, told = ("a group of parameters, or all,", "them") if several else ("the model", "it")
+        then = f"only the other ranks train {told}" if self._whose.ranks > 1 else f"nothing trains {told}"
         warnings.warn(
-            f"this rank has had nothing to vote for in {ABSTAINED_SHOWN} steps in a row, so {then}; {why} "
+            f"this rank has had no votes for {what} in {ABSTAINED_SHOWN} steps in a row, so {then}; {why} "
             "(optimizer.abstentions counts such steps)",
             RuntimeWarning,
             stacklevel=5,

@@ -271,6 +271,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         try:
             if self._fault is None and not skipped:
                 local.step()
+                self.abstentions += all(parameter.grad is None for parameter in trained(self._demos))
         except NonFiniteGradient:
             self.abstentions += 1
         self._local_done = (self._local_done + 1) % local.config.steps

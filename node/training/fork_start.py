@@ -30,7 +30,8 @@ from protos.start import StartingState
 def root_of_seed(replica: Replica) -> bytes:
     """The root of the state of step 0 that the run's seed gives, made anew beside the replica's own, which may be any other."""
     model = parameters_of(replica.first_model())
-    base = {name: torch.zeros(tuple(part.shape)) for name, part in replica.state.items() if name not in model}
+    others = {name: tuple(part.shape) for name, part in replica.state.items() if name not in model}
+    base = {name: torch.zeros(shape, dtype=torch.float32, device="cpu") for name, shape in others.items()}
     image = Image({**model, **base}, live=False)
     hashes = tuple(hashlib.sha256(piece).digest() for piece in image.pieces(SNAPSHOT_PIECE_BYTES))
     run, layout = replica.run_id, replica.layout_digest

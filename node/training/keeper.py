@@ -323,10 +323,11 @@ class Keeper:
             yield piece
             now = time.thread_time()
             self._part.used(now - used, len(piece))
-            waiting = (*self._images[False], *self._images[True])
-            behind = self._late or any(other is not image and other.waiting_bytes for other in waiting)
-            part = self._part.of(image.waiting_bytes, time.monotonic(), behind=behind)
-            self._hurry.wait((now - used) * (1 / part - 1))
+            if left := image.waiting_bytes:  # a pause after the last piece would only keep the file from its name
+                waiting = (*self._images[False], *self._images[True])
+                behind = self._late or any(other is not image and other.waiting_bytes for other in waiting)
+                part = self._part.of(left, time.monotonic(), behind=behind)
+                self._hurry.wait((now - used) * (1 / part - 1))
             used = now
 
     def _keep(self, image: Image, describe: Describe, kept: bool, step: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -72,6 +73,7 @@ class Recovery:
         self._stopping, self._log, self._follow = stopping, log, follow
         self._agreed_start = agreed_start or not replica.knows_start
         self._patience_seconds, self._start, self._mirrors = patience_seconds, start, mirrors
+        self._root_of_seed = cache(partial(root_of_seed, replica))  # of a large model, and asked again in each try
         self.loading = Loading()
         self._base: Snapshot | None = None
         """The snapshot of others that this peer began with; None: this peer began with the initial state that it built, or with
@@ -111,7 +113,7 @@ class Recovery:
 
     def _check_start(self, snapshot: Snapshot) -> None:
         """Raises DivergedError if an initial state of others may not differ from the one that the seed gives here, and does."""
-        if not self._agreed_start and snapshot.root != (root := root_of_seed(self._replica)):
+        if not self._agreed_start and snapshot.root != (root := self._root_of_seed()):
             raise DivergedError(
                 f"the run's agreed initial state has root {snapshot.root.hex()[:16]}, and the run's seed gives root "
                 f"{root.hex()[:16]} here. Versions of swarmentum or of the model differ, the model's first "

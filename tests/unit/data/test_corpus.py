@@ -1,12 +1,15 @@
 """From a path to checked tokens: text, token files, tokenizers, and what is refused."""
 
 import bz2
+import errno
 import gzip
 import io
 import json
 import lzma
 import os
 import pickle
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -329,6 +332,32 @@ def test_an_unknown_header_of_llm_c_is_refused(first: int, version: int, dtype: 
         open_corpus(tmp_path / "t.bin", tmp_path, dtype=dtype, vocabulary=1 << 16)
 
 
+def test_a_header_of_llm_c_that_others_wrote_on_or_that_broke_off(tmp_path: Path) -> None:
+    """A fork's own numbers after the usual ones, and a copy that ends within the header, were 512 tokens or fewer."""
+    path, header = tmp_path / "t.bin", np.zeros(256, dtype="<i4")
+    header[:3], header[200] = (20240520, 1, 1000), 7
+    path.write_bytes(header.tobytes() + np.arange(1000, dtype="<u2").tobytes())
+    assert len(open_corpus(path, tmp_path, dtype="uint16", vocabulary=1 << 16).tokens) == 1000
+    path.write_bytes(header.tobytes()[:600])
+    with pytest.raises(DataError, match=r"its header names 1000 tokens, .* and it has 600: copy it again"):
+        open_corpus(path, tmp_path, dtype="uint16")
+    path.write_bytes(np.array([5, 309], dtype="<u2").tobytes())  # two tokens, and no header
+    assert len(open_corpus(path, tmp_path, dtype="uint16", vocabulary=1 << 16).tokens) == 2
+
+
+def test_a_token_file_whose_disk_goes_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "t.bin")
+    tokens = open_corpus(tmp_path / "t.bin", tmp_path, vocabulary=1 << 16).tokens
+
+    def stale(_: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fstat", stale)
+        with pytest.raises(DataError, match=r"t\.bin cannot be read any more: Stale file handle"):
+            tokens[0:9]
+
+
 def test_a_raw_file_that_is_another_kind_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
     """With uint8 or a vocabulary of 65,536 every byte of it was a token."""
     tokens, path = np.random.default_rng(0).integers(0, 250, 1000).astype(np.uint8), tmp_path / "t.bin"
@@ -372,6 +401,27 @@ def test_a_file_that_is_written_to_meanwhile(suffix: str, tmp_path: Path) -> Non
             DataError, match=rf"data\.{suffix} has been written to since this peer began, and has other"
         ):
             read()
+
+
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="needs iconv")
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_what_an_error_says_converts_text_of_another_encoding(encoding: str, tmp_path: Path) -> None:
+    """`iconv -t utf-8` took it for UTF-8, and refused it."""
+    path, text = tmp_path / "t.txt", "déjà vu\n" * 200
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match=r"t\.txt is UTF-[0-9LBE]+; convert it with `iconv -f ") as found:
+        open_corpus(path, tmp_path)
+    command = str(found.value).split("`")[1]
+    done = subprocess.run([*command.split(), str(path)], capture_output=True, check=True)
+    assert done.stdout.decode().removeprefix("\ufeff") == text
+
+
+def test_zeros_are_no_text_of_another_encoding(tmp_path: Path) -> None:
+    """A disk that lost a file's blocks, and the first bytes of a film, were called UTF-32."""
+    for start in (bytes(32), b"\0\0\0\x18ftypmp42"):
+        (tmp_path / "t.txt").write_bytes(start * 9)
+        with pytest.raises(DataError, match=r"t\.txt is binary"):
+            open_corpus(tmp_path / "t.txt", tmp_path)
 
 
 def test_text_that_is_named_as_tokens_is_refused(tmp_path: Path) -> None:

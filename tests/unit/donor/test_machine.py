@@ -146,6 +146,9 @@ def test_a_time_zone_that_is_no_zone_is_told_with_the_hours(tmp_path: Path, monk
     for fine in (
         "",
         "UTC",
+        "utc",
+        "Etc/UTC",  # of many images, which have no tzdata
+        "Zulu",
         "CET-1CEST",
         "<+03>-3",
         "Europe/Berlin",

@@ -1,4 +1,4 @@
-"""States are written in half of the time between two of them, with no more of a core than that needs."""
+"""States are written in most of the time between two of them, with no more of a core than that needs."""
 
 import pytest
 

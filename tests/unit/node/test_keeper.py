@@ -143,6 +143,33 @@ def test_a_slow_disk_leaves_a_snapshot_out_and_holds_nobody_up(tmp_path: Path, m
     peer.keeper.close()
 
 
+class Pauses(threading.Event):
+    """Tells how long somebody would have waited, and lets nobody wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked.append(timeout or 0.0)
+        return True
+
+
+def test_nobody_pauses_after_the_last_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was left then, so the part of a core was the least: 99 times what the last piece took, before its name."""
+    for piece_bytes in (1 << 20, 100):
+        monkeypatch.setattr("node.training.keeper.SNAPSHOT_PIECE_BYTES", piece_bytes)
+        peer = Kept(tmp_path / str(piece_bytes), 6)
+        peer.keeper._hurry = asked = Pauses()
+        for step in (2, 4, 6):
+            peer.plays(step)
+            peer.keeper.snapshot(kept=True)
+            peer.keeper._jobs.join()
+        pieces = -(-peer.replica.image().total_bytes // piece_bytes)
+        assert len(asked.asked) == 3 * (pieces - 1)
+        peer.keeper.close()
+
+
 def test_a_snapshot_that_is_known_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A joiner packed its state twice at its start."""
     peer = Kept(tmp_path, 2)

@@ -3,6 +3,7 @@
 The replica, its snapshots and the log's entries are real; the swarm is a stand-in that plays the log again when it is asked to.
 """
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from node.snapshot.pieces import SnapshotManifest, describe, iterate_pieces, pack
 from node.snapshot.store import SnapshotStore
 from node.swarm.events import Resync, Snapshot
+from node.training.fork_start import root_of_seed
 from node.training.keeper import Keeper
 from node.training.recovery import EVIDENCE, Recovery
 from node.training.replica import Replica
@@ -339,6 +341,30 @@ def test_an_initial_state_below_a_bad_snapshot_is_the_seeds(tmp_path: Path, agre
         world.recovery.begin(world.offered(), 8)
         assert world.replica.step == 0
         assert next(world.replica.model.parameters()).detach()[0, 0] == (0.0 if true else 7.0)
+
+
+def test_the_model_of_the_seed_is_built_once_however_often_its_holders_are_away(tmp_path: Path) -> None:
+    """Each try built it anew, and a peer tries for minutes."""
+    log = Log(2)
+    world, built = World(tmp_path, log), list[Table]()
+    world.replica.first_model = lambda: built.append(Table()) or built[-1]  # type: ignore[func-returns-value]
+    world.recovery.begin((), 0)
+    start = Snapshot(0, log.manifests[0][0].root, log.manifests[0][0].total_bytes, ())
+    for _ in range(3):
+        assert not world.recovery._loaded(start)
+    assert len(built) == 1
+
+
+def test_the_root_of_the_seed_is_the_same_in_a_program_with_another_default_type() -> None:
+    """The run's model is; the base optimizer's state was not, so a good initial state would have been refused."""
+    made = Replica(RUN, Table(), OptimizerConfig(group_size=8, base="adamw"), 8)
+    made.first_model = lambda: copy.deepcopy(made.model)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        assert root_of_seed(made) == made.packed()[0].root
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_a_peer_of_the_first_hour_loads_the_agreed_start_where_somebody_answers_for_it(tmp_path: Path) -> None:

@@ -430,8 +430,8 @@ def test_a_rank_that_never_votes_is_told_once() -> None:
         for _ in range(25):
             backward(model)
             optimizer.step()
-    assert [str(it.message)[:60] for it in told] == ["this rank has had nothing to vote for in 20 steps in a row, "]
-    assert "nothing is trained; backward() leaves no gradient in these parameters" in str(told[0].message)
+    assert [str(it.message)[:57] for it in told] == ["this rank has had no votes for the model in 20 steps in a"]
+    assert "nothing trains it; backward() leaves no gradient in these parameters" in str(told[0].message)
     optimizer = DeMoOptimizer(model, lr=LR)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -443,6 +443,28 @@ def test_a_rank_that_never_votes_is_told_once() -> None:
     assert len(told) == 1
     assert "gradients are there, and are not finite" in str(told[0].message)
     assert optimizer.abstentions == 42
+
+
+def test_a_rank_that_never_votes_is_told_with_local_steps_and_of_one_group() -> None:
+    """With local steps nothing was counted; and a group that was silent alone was told as if the others were, too."""
+    model, settings = tower(), {"magnitudes": True, "base": "sgd", "local": LocalConfig(steps=3)}
+    elsewhere = copy.deepcopy(DeMoOptimizer(model, lr=LR, **settings))
+    parted = DeMoOptimizer(groups(model), lr=LR)
+
+    def train(optimizer: DeMoOptimizer) -> None:
+        for _ in range(24):
+            optimizer.zero_grad()
+            backward(model)
+            model[0].weight.grad.fill_(math.nan)
+            optimizer.step()
+
+    with pytest.warns(RuntimeWarning, match=r"no votes for the model in 20 steps in a row, .* leaves no gradient"):
+        train(elsewhere)
+    assert elsewhere.abstentions == 24
+    with pytest.warns(
+        RuntimeWarning, match=r"no votes for a group of parameters, or all, in 20 .* nothing trains them; gr"
+    ):
+        train(parted)
 
 
 def groups(model: nn.Sequential) -> Iterable[dict[str, Any]]:

@@ -94,3 +94,11 @@ def test_a_large_file_is_synced_in_parts_whether_its_bytes_are_there_or_not(
     with path.open("r+b" if there else "wb") as file:
         assert list(disk.write_synced(file, pieces, there=there)) == pieces
     assert path.read_bytes() == b"".join(pieces)
+
+
+def test_a_disk_that_maps_no_files_is_synced_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home on such a disk ended its peer at its first snapshot. Here the map is refused because the file is read only."""
+    monkeypatch.setattr(disk, "SYNC_BYTES", 3000)
+    (tmp_path / "f").write_bytes(bytes(9000))
+    with (tmp_path / "f").open("rb") as file:
+        assert list(disk.write_synced(file, [bytes(4000), bytes(5000)], there=True)) == [bytes(4000), bytes(5000)]
