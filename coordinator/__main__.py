@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -138,9 +139,9 @@ def _ready(home: Path | None, as_json: bool, serving: Any) -> None:
     if as_json:
         print_json({"event": "serving", **asdict(serving)})
         return
-    create = f"swarmentum-coordinator run create{f' --home {home}' if home else ''}"
+    create = f"swarmentum-coordinator run create{f' --home {shlex.quote(str(home))}' if home else ''}"
     where = f"Coordinator serves at {serving.advertise}."
-    Console().print(f"{where} In another terminal: {create}. Ctrl-C stops it.", markup=False)
+    Console(soft_wrap=True).print(f"{where} In another terminal: {create}. Ctrl-C stops it.", markup=False)
 
 
 @runs.command("create", epilog=EXIT_CODES)

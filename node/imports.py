@@ -17,16 +17,23 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+
+from protos.errors import OperatorError
 
 
 @contextmanager
 def many_imports(*, said: bool = False) -> Iterator[None]:
     """Collect no garbage inside; afterwards, leave what was imported out of all later collections.
 
-    `said`: tell a person on stderr what takes the time, if torch is not here yet.
+    `said`: tell a person on stderr what takes the time, if torch is not here yet. OperatorError without a working folder.
     """
+    try:
+        Path.cwd()
+    except OSError as error:  # MKL ends the process for it, and says that it cannot load torch's library
+        raise OperatorError(f"the working folder cannot be used: {error.strerror}; go to another one (cd)") from error
     if said and "torch" not in sys.modules:
         print("loading torch ...", file=sys.stderr, flush=True)
     was_on = gc.isenabled()

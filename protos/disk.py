@@ -6,6 +6,7 @@ A disk that refuses a write is the operator's matter: one clear error instead of
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from mmap import ALLOCATIONGRANULARITY, mmap
@@ -69,6 +70,36 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill. It becomes `folder`, which is new or empty, when the block ends, and nothing is left if that fails.
+
+    Raises OperatorError for a folder that has files, DiskError.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OperatorError(f"{folder} is not empty: give a new or an empty folder, or move what is there away")
+    whole = folder.absolute()
+    there = whole.exists()  # perhaps a mount, which no rename replaces
+    fresh = whole / f".new-{os.getpid()}" if there else whole.with_name(f".{whole.name}.new-{os.getpid()}")
+    try:
+        with writing(folder):
+            fresh.mkdir(parents=True)
+            yield fresh
+            if there:
+                for path in sorted(fresh.iterdir()):
+                    path.rename(whole / path.name)
+            else:
+                fresh.rename(whole)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def remove_left(path: Path) -> None:
+    """Remove what is left of a write, if the disk lets it: a failure of the write itself is what people should hear of."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
 def replace_file(
     path: Path, temporary: Path, write: Callable[[BinaryIO], object], *, mode: int = PLAIN_MODE, synced: bool = True
 ) -> None:
@@ -86,8 +117,7 @@ def replace_file(
                 sync_file(file)
         temporary.replace(path)
     except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        remove_left(temporary)
         raise
     if synced:
         sync_folder(path.parent)

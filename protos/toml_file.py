@@ -302,11 +302,15 @@ def read_layers(prefix: str, file: str, known: Collection[str]) -> Layers:
     path, text, values = Path(name or file), "", dict[str, Any]()
     if name and not path.is_file():
         raise OperatorError(f"{prefix}CONFIG={path}: no such file; correct the path, or unset the variable")
+    if os.path.lexists(path) and not path.is_file():
+        raise OperatorError(
+            f"{path} is no file that can be read (a folder, or a link to nothing): correct it, or move it away"
+        )
     try:
         if path.is_file():
             text = path.read_text(encoding=WRITTEN)
             values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise OperatorError(f"{path} is not TOML: {error}; correct the file, or move it away") from error
     except OSError as error:
         raise OperatorError(f"{path} cannot be read: {error.strerror}; move it away, or make it readable") from error

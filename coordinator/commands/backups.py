@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -62,10 +63,11 @@ def restore(
     if as_json:
         print_json({"home": str(folder), "held": True, **asdict(about)})
         return
+    at = shlex.quote(str(folder))
     print(f"{folder}: restored. Next:")
     print("1. Make sure that the old coordinator never starts again: two with one key would make two logs.")
-    print(f"2. Start it: swarmentum-coordinator serve --home {folder}")
+    print(f"2. Start it: swarmentum-coordinator serve --home {at}")
     print("3. Peers give back the entries that the backup lacks. `run list` shows the step; no step opens meanwhile.")
     print("4. When that is the newest step that any peer knows (`swarmentum me`), stop the coordinator, and run:")
-    print(f"   swarmentum-coordinator restore --go-on --home {folder}")
+    print(f"   swarmentum-coordinator restore --go-on --home {at}")
     print("5. Start it again.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ def show_created(invite: Invite, config: RunConfig, anchor_link: str | None, sai
         console.print("First, beside the coordinator (no GPU needed). Keep this link to yourself:", highlight=False)
         print(f"swarmentum anchor {anchor_link}")
     if config.admission.mode == "invite":
-        at = f" --home {home}" if home else ""
+        at = f" --home {shlex.quote(str(home))}" if home else ""
         console.print("The run takes only peers with an invite. Make one:", highlight=False)
         print(f"swarmentum-coordinator invite create {run} --uses 5 --expires 7d{at}")
         console.print("To look at the run, without joining:", highlight=False)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import resource
+import shlex
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -121,7 +122,7 @@ class Serving:
             return Serving(**{**values, "coordinators": tuple(values["coordinators"])})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise OperatorError(
-                f"no coordinator serves {home}: start one with `swarmentum-coordinator serve --home {home}`"
+                f"no coordinator serves {home}: start one with `swarmentum-coordinator serve --home {shlex.quote(str(home))}`"
             ) from error
 
 

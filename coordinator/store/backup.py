@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import shlex
 import sqlite3
 import tarfile
 import time
@@ -23,7 +25,7 @@ from urllib.parse import quote
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.database import of_file
 from coordinator.store.journal import Journal
-from protos.disk import replace_file, write_bytes, writing
+from protos.disk import remove_left, replace_file, write_bytes, writing
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.version import software_version
@@ -60,7 +62,7 @@ def make(home: Path, file: Path) -> BackupSummary:
             )
     if file.exists():
         raise OperatorError(f"{file}: is there already; give another name")
-    copy = file.with_name(f".{file.name}.journal")
+    copy = file.with_name(f".{file.name}.{os.getpid()}.journal")
     try:
         with writing(file):
             _copy(home / JOURNAL, copy)
@@ -71,13 +73,13 @@ def make(home: Path, file: Path) -> BackupSummary:
             contents = json.dumps(asdict(about)).encode()
             replace_file(
                 file,
-                file.with_name(f".{file.name}.new"),
+                file.with_name(f".{file.name}.{os.getpid()}.new"),
                 lambda opened: _pack(opened, contents, files),
                 mode=PRIVATE,
             )
     finally:
         for left in (copy, *(copy.with_name(copy.name + end) for end in ("-wal", "-shm", "-journal"))):
-            left.unlink(missing_ok=True)
+            remove_left(left)
     return about
 
 
@@ -96,9 +98,10 @@ def _copy(source: Path, target: Path) -> None:
         ):
             here.backup(there, pages=-1)
     except sqlite3.Error as error:
-        raise OperatorError(
-            f"{source} cannot be copied to {target}: {error}; nothing that was there is lost"
-        ) from error
+        what = "nothing that was there is lost"
+        if os.statvfs(source.parent).f_flag & os.ST_RDONLY:
+            what = "the home's disk is read-only: copy the whole folder to another disk, and name the copy with --home"
+        raise OperatorError(f"{source} cannot be copied to {target}: {error}; {what}") from error
 
 
 def _sha256(path: Path) -> str:
@@ -202,7 +205,9 @@ def is_half_restored(home: Path) -> bool:
 def check_whole(home: Path) -> None:
     """OperatorError if `restore` began to write this home, and did not end."""
     if is_half_restored(home):
-        raise OperatorError(f"{home}: is half restored, and has no journal; run `restore FILE --home {home}` again")
+        raise OperatorError(
+            f"{home}: is half restored, and has no journal; run `restore FILE --home {shlex.quote(str(home))}` again"
+        )
 
 
 def go_on(home: Path) -> None:

@@ -28,7 +28,7 @@ from node.archive import files
 from node.link.run_reader import RunReader, chain_before, extended
 from protos.accounts import Account, Accounts, Excluded, account_values, owner_values
 from protos.amounts import amount
-from protos.disk import writing
+from protos.disk import remove_left, writing
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
@@ -219,7 +219,7 @@ async def _export(invite: Invite, path: Path, told: Callable[[int, int], None]) 
             fresh.rename(path)
         return step
     finally:
-        fresh.unlink(missing_ok=True)
+        remove_left(fresh)
 
 
 def log_entries(path: Path) -> tuple[bytes, Iterator[SignedEntry]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from rich.progress import Progress
 from node.commands.options import Json, link_from, need_node_extra, option
 from node.imports import many_imports
 from protos.console import configure_logging
-from protos.disk import write_bytes, writing
+from protos.disk import new_folder, write_bytes
 from protos.errors import DataError, NetworkError, OperatorError
 from protos.invite import Invite, is_link
 from protos.run_config import RunConfig
@@ -45,19 +45,10 @@ def audit_folder(
         from node.archive import audit
     from node.config import load_settings
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OperatorError(f"{folder} is not empty: give a new or an empty folder, or move what is there away")
-    whole = folder.absolute()
-    fresh = whole.with_name(f".{whole.name}.new-{os.getpid()}")
-    try:
-        with writing(folder):
-            fresh.mkdir(parents=True)
-            facts, sources = _fill(fresh, link_from(run), "data" in load_settings(allow_data=allow_data or None).allow)
-            write_bytes(fresh / audit.README, audit.readme(facts, sources).encode())
-            write_bytes(fresh / audit.SUMS, audit.sums(fresh).encode())
-            fresh.rename(whole)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with new_folder(folder) as fresh:
+        facts, sources = _fill(fresh, link_from(run), "data" in load_settings(allow_data=allow_data or None).allow)
+        write_bytes(fresh / audit.README, audit.readme(facts, sources).encode())
+        write_bytes(fresh / audit.SUMS, audit.sums(fresh).encode())
     missing = [source["source"] for source in sources if source["why_not"]]
     if as_json:
         print_json({"folder": str(folder), "run": facts["run"], "steps": facts["last_step"], "not_had": missing})
@@ -128,6 +119,5 @@ def export_log_file(link: str, file: Path, *, as_json: bool) -> None:
         values = {"event": "exported", "file": str(file), "steps": steps, "bytes": file.stat().st_size}
         print_json({**values, "run": invite.run_id.hex()})
         return
-    print(
-        f"The log of run {invite.run_id.hex()[:16]}, steps 1 to {steps}, is in {file}. `swarmentum ledger {file}` checks it."
-    )
+    check = f"swarmentum ledger {shlex.quote(str(file))}"
+    print(f"The log of run {invite.run_id.hex()[:16]}, steps 1 to {steps}, is in {file}. `{check}` checks it.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -235,9 +236,8 @@ def copy_archive(run: Path, address: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"address": address, "files": len(index.files), "bytes": index.total_bytes})
     else:
-        print(
-            f"{len(index.files)} files, {index.total_bytes} bytes. Anybody verifies it with: swarmentum verify {address}"
-        )
+        verify = f"swarmentum verify {shlex.quote(str(address))}"
+        print(f"{len(index.files)} files, {index.total_bytes} bytes. Anybody verifies it with: {verify}")
 
 
 def _with_progress(what: str, work: Callable[[Told], T]) -> T:

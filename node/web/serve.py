@@ -31,7 +31,7 @@ from node.web.api_routes import POINTS_MAX, STATIC, app_of
 from node.web.followed import Followed
 from node.web.server import LISTEN, Channels, listening, message, raise_descriptors, server_of, url_of
 from protos.console import configure_logging, exit_with
-from protos.disk import writing
+from protos.disk import new_folder
 from protos.errors import NetworkError, OperatorError
 from protos.invite import COORDINATORS_MAX, Invite
 from protos.limits import ADDRESS_BYTES_MAX, INVITE_BYTES_MAX
@@ -239,14 +239,13 @@ def export_page(invite: Invite, folder: Path) -> int:
 
     Raises OperatorError for a folder that has files, NetworkError if the coordinator does not give the whole log.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OperatorError(f"{folder} has files already: give a new or an empty folder")
-    run = asyncio.run(_read(invite))
-    try:
-        write(run, folder)
-        return run.book.head
-    finally:
-        run.close()
+    with new_folder(folder) as fresh:
+        run = asyncio.run(_read(invite))
+        try:
+            write(run, fresh)
+            return run.book.head
+        finally:
+            run.close()
 
 
 async def _read(invite: Invite) -> Followed:
@@ -275,23 +274,26 @@ async def _read(invite: Invite) -> Followed:
 
 
 def write(run: Followed, folder: Path) -> None:
-    """Write the page of a run that was read to its end. Raises DiskError."""
+    """Write the page of a run that was read to its end into an empty folder. Raises OSError."""
     assert run.facts is not None, "the coordinator has answered"
-    with writing(folder):
-        shutil.copytree(STATIC, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
-        page = folder / "index.html"
-        text = page.read_text(encoding="utf-8")
-        assert OPENING in text, "the page begins as this module expects it"
-        page.write_text(text.replace(OPENING, f'<html lang="en" data-run="{run.run_hex}">'), encoding="utf-8")
-        data = folder / "data"
-        (data / "log").mkdir(parents=True, exist_ok=True)
-        _answer(data / "run.json", views.run_of(run))
-        _answer(data / "steps.json", run.book.points(1, run.book.head, POINTS_MAX))
-        _answer(data / "ledger.json", views.ledger_of(run, 0, IDENTITIES_MAX))
-        _answer(data / "invite.json", views.invite_of(run))
-        _answer(data / "samples.json", views.samples_of(run))
-        (data / "genesis.bin").write_bytes(run.facts.genesis.SerializeToString(deterministic=True))
-        _log(run, data / "log")
+    for path in sorted(STATIC.rglob("*")):
+        if path.is_file() and path.name not in NOT_COPIED:
+            copy = folder / path.relative_to(STATIC)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
+    page = folder / "index.html"
+    text = page.read_text(encoding="utf-8")
+    assert OPENING in text, "the page begins as this module expects it"
+    page.write_text(text.replace(OPENING, f'<html lang="en" data-run="{run.run_hex}">'), encoding="utf-8")
+    data = folder / "data"
+    (data / "log").mkdir(parents=True, exist_ok=True)
+    _answer(data / "run.json", views.run_of(run))
+    _answer(data / "steps.json", run.book.points(1, run.book.head, POINTS_MAX))
+    _answer(data / "ledger.json", views.ledger_of(run, 0, IDENTITIES_MAX))
+    _answer(data / "invite.json", views.invite_of(run))
+    _answer(data / "samples.json", views.samples_of(run))
+    (data / "genesis.bin").write_bytes(run.facts.genesis.SerializeToString(deterministic=True))
+    _log(run, data / "log")
 
 
 def _answer(path: Path, answer: Answer) -> None:

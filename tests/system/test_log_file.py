@@ -31,6 +31,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, list
         assert (told["steps"], told["bytes"]) == (STEPS, file.stat().st_size)
         with pytest.raises(OperatorError, match="exists already"):
             export_log(swarm.invite, file)
+        with pytest.raises(OperatorError, match="cannot be written: Not a directory"):
+            export_log(swarm.invite, file / "run.log")
         live = of(swarm.link)
     return file, live.run_id, [account.id for account in live.accounts]
 

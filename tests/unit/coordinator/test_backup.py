@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import stat
@@ -92,6 +93,8 @@ async def test_nothing_is_overwritten_and_foreign_files_are_refused(tmp_path: Pa
     assert file.read_bytes() == before
 
     (tmp_path / "text").write_text("no backup")
+    with pytest.raises(OperatorError, match="cannot be written"):
+        backup.make(home, tmp_path / "text" / "backup.tar")
     with pytest.raises(OperatorError, match="cannot be read as a backup"):
         backup.restore(tmp_path / "text", tmp_path / "other")
     with tarfile.open(tmp_path / "empty.tar", "w"):
@@ -103,6 +106,9 @@ async def test_nothing_is_overwritten_and_foreign_files_are_refused(tmp_path: Pa
         backup.restore(tmp_path / "half.tar", tmp_path / "third")
     assert not (tmp_path / "third" / backup.JOURNAL).exists()
     assert list(tmp_path.glob("**/.*")) == [], "a temporary file was left"
+    spaced = tmp_path / "Anna's home"
+    commands = [line for line in run("restore", str(file), "--home", str(spaced)).splitlines() if "--home" in line]
+    assert [shlex.split(line)[-1] for line in commands] == [str(spaced)] * 2, "a shell takes the printed commands"
 
 
 async def a_home(folder: Path) -> Path:

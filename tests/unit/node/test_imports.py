@@ -35,3 +35,21 @@ def test_a_peer_starts_without_what_it_never_uses() -> None:
     code = "import node.app, sys; print([name for name in sys.modules if name.startswith('scipy.optimize.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=270, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_working_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    """MKL ended the process: "Cannot load libtorch_cpu.so"."""
+    code = f"""
+import os
+from pathlib import Path
+folder = Path({str(tmp_path / "gone")!r})
+folder.mkdir()
+os.chdir(folder)
+folder.rmdir()
+from node.imports import many_imports
+with many_imports():
+    print("goes on")
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=Path.cwd())
+    assert "OperatorError: the working folder cannot be used" in done.stderr
+    assert "goes on" not in done.stdout

@@ -1,5 +1,6 @@
 """Durable writes: what is on the disk at which moment, who may read it, and what a failure leaves."""
 
+import errno
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -7,7 +8,8 @@ from typing import BinaryIO
 import pytest
 
 from protos import disk
-from protos.disk import PRIVATE_MODE, replace_bytes, replace_file
+from protos.disk import PRIVATE_MODE, DiskError, new_folder, replace_bytes, replace_file
+from protos.errors import OperatorError
 
 
 @pytest.fixture
@@ -102,3 +104,25 @@ def test_a_disk_that_maps_no_files_is_synced_all_the_same(tmp_path: Path, monkey
     (tmp_path / "f").write_bytes(bytes(9000))
     with (tmp_path / "f").open("rb") as file:
         assert list(disk.write_synced(file, [bytes(4000), bytes(5000)], there=True)) == [bytes(4000), bytes(5000)]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_new_folder_is_there_whole_or_not_at_all(there: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    if there:
+        folder.mkdir()  # as a mount is
+
+    def half() -> None:
+        with new_folder(folder) as fresh:
+            (fresh / "index.html").write_text("half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DiskError, match="No space left"):
+        half()
+    assert [path.name for path in tmp_path.rglob("*")] == (["page"] if there else [])
+    with new_folder(folder) as fresh:
+        (fresh / "data").mkdir()
+        (fresh / "data" / "log").write_text("log")
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == {"data", "data/log"}
+    with pytest.raises(OperatorError, match="is not empty"), new_folder(folder):
+        pass

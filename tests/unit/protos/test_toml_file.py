@@ -40,3 +40,27 @@ def test_a_text_that_is_a_bomb_costs_little_and_gets_a_short_answer(tmp_path: Pa
     assert words in said
     assert len(said) < 30_000
     assert time.monotonic() - began < SECONDS_MAX
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "[" * 5000])
+def test_a_settings_file_that_cannot_be_read_is_no_traceback(
+    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("swarmentum.toml").write_text(f"threads = {number}")
+    with pytest.raises(OperatorError, match=r"swarmentum\.toml is not TOML"):
+        toml_file.read_layers("SWARMENTUM_", "swarmentum.toml", ())
+
+
+def test_a_settings_file_that_is_none_is_not_passed_over_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert toml_file.read_layers("SWARMENTUM_", "swarmentum.toml", ()).text == ""
+    Path("swarmentum.toml").symlink_to("usb/swarmentum.toml")
+    with pytest.raises(OperatorError, match="a link to nothing"):
+        toml_file.read_layers("SWARMENTUM_", "swarmentum.toml", ())
+    Path("swarmentum.toml").unlink()
+    Path("swarmentum.toml").mkdir()
+    with pytest.raises(OperatorError, match="a folder"):
+        toml_file.read_layers("SWARMENTUM_", "swarmentum.toml", ())
