@@ -315,8 +315,16 @@ def read_layers(prefix: str, file: str, known: Collection[str]) -> Layers:
     except OSError as error:
         raise OperatorError(f"{path} cannot be read: {error.strerror}; move it away, or make it readable") from error
     tell_unread(os.environ, prefix, known)
-    variables = {key[len(prefix) :].lower(): it for key, it in os.environ.items() if key.upper().startswith(prefix)}
-    return Layers(path, bool(name), text, values, {key: it for key, it in variables.items() if it and key in known})
+    variables = {
+        key[len(prefix) :].lower(): it.strip() for key, it in os.environ.items() if key.upper().startswith(prefix)
+    }
+    given = {key: it for key, it in variables.items() if it and key in known}
+    for key, it in given.items():
+        if (
+            len(it) > 1 and it[0] == it[-1] and it[0] in "\"'"
+        ):  # docker's --env-file keeps them: a home in the folder `"`
+            raise OperatorError(f"{prefix}{key.upper()}={it}: the quotes are a part of the value; leave them out")
+    return Layers(path, bool(name), text, values, given)
 
 
 def listed(value: Any) -> list[str]:

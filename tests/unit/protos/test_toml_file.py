@@ -64,3 +64,13 @@ def test_a_settings_file_that_is_none_is_not_passed_over_in_silence(
     Path("swarmentum.toml").mkdir()
     with pytest.raises(OperatorError, match="a folder"):
         toml_file.read_layers("SWARMENTUM_", "swarmentum.toml", ())
+
+
+def test_a_variable_of_an_environment_file_is_its_value_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker's --env-file keeps quotes and the ends of lines of Windows: a home was made in a folder named `"`."""
+    monkeypatch.setenv("SWARMENTUM_HOME", " /data/peer\r")
+    assert toml_file.read_layers("SWARMENTUM_", "none.toml", ("home",)).of_environment == {"home": "/data/peer"}
+    for quoted in ('"/data/peer"', "'/data/peer'"):
+        monkeypatch.setenv("SWARMENTUM_HOME", quoted)
+        with pytest.raises(OperatorError, match=r"SWARMENTUM_HOME=.*: the quotes are a part of the value"):
+            toml_file.read_layers("SWARMENTUM_", "none.toml", ("home",))
