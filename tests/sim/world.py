@@ -328,7 +328,6 @@ class PeerProcess:
         facts = swarm.connect()
         config = check_genesis(facts.genesis, world.invite)
         replica = SimReplica(self, world.invite.run_id, Bigrams(), config.optimizer, config.optimizer.vote_size)
-        replica.first_model = Bigrams
         self.replica = replica
         trainer = assemble(
             home,
