@@ -117,4 +117,4 @@ def test_brackets_in_a_folder_s_name_are_shown(capsys: pytest.CaptureFixture[str
     from coordinator.__main__ import _ready
 
     _ready(Path("/srv/[runs]"), False, SimpleNamespace(advertise="10.0.0.1:5080"))
-    assert "run create --home /srv/[runs]" in " ".join(capsys.readouterr().out.split())
+    assert "run create --home '/srv/[runs]'" in " ".join(capsys.readouterr().out.split())  # quoted as a shell needs it
