@@ -320,10 +320,9 @@ def read_layers(prefix: str, file: str, known: Collection[str]) -> Layers:
     }
     given = {key: it for key, it in variables.items() if it and key in known}
     for key, it in given.items():
-        if (
-            len(it) > 1 and it[0] == it[-1] and it[0] in "\"'"
-        ):  # docker's --env-file keeps them: a home in the folder `"`
-            raise OperatorError(f"{prefix}{key.upper()}={it}: the quotes are a part of the value; leave them out")
+        # docker's --env-file keeps them: a home in the folder `"`. The value may be a link, which no log should have
+        if len(it) > 1 and it[0] == it[-1] and it[0] in "\"'":
+            raise OperatorError(f"{prefix}{key.upper()}: the quotes are a part of its value; leave them out")
     return Layers(path, bool(name), text, values, given)
 
 

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from node.commands.processes import GUARD
 from node.earlier_settings import TCP_ALONE
 from protos.console import lock_home
-from protos.disk import replace_bytes
+from protos.disk import remove_left, replace_bytes
 from protos.errors import OperatorError
 from protos.safe_path import python_command
 from protos.signals import EXIT_INTERRUPTED, asked_to_stop
@@ -108,7 +108,7 @@ def run(link: str, settings: PeerSettings, given: Mapping[str, Any], words: list
         with hold(settings.home / FILE, named):
             return _waited([_started(link, settings.home / folder, it, given, words) for folder, it in named.items()])
     finally:
-        (settings.home / FILE).unlink(missing_ok=True)
+        remove_left(settings.home / FILE)
         lock.close()
 
 

@@ -59,7 +59,7 @@ class LeftOutReason(Enum):
 
 
 REMEDIES: Final = {
-    LeftOutReason.NOT_UTF8: "convert it, for example with `iconv -f LATIN1 -t UTF-8`",
+    LeftOutReason.NOT_UTF8: "convert it with `iconv -t UTF-8`, and say with -f what it is",
     LeftOutReason.PACKED: "unpack it, or pack it with gzip or zstd",
     LeftOutReason.DAMAGED: "copy it again from where it comes from",
     LeftOutReason.TOO_LARGE: "divide it with `split --line-bytes`",

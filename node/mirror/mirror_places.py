@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from node.data.download import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX, WebReader
+from protos.disk import remove_left
 from protos.errors import OperatorError
 from protos.web_address import is_web
 
@@ -84,7 +85,7 @@ class FolderPlace:
                 os.fsync(file.fileno())
             fresh.replace(self._path / name)
         finally:
-            fresh.unlink(missing_ok=True)
+            remove_left(fresh)
 
     def names(self) -> list[str]:
         """At most NAMES_MAX. Removes files that were begun long ago."""

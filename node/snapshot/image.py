@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from node.optim.spread import Pieces, whole
-from protos.disk import PLAIN_MODE, writing
+from protos.disk import PLAIN_MODE, remove_left, writing
 
 DTYPES: Final = {
     torch.float32: "F32",
@@ -197,7 +197,7 @@ class DiskRoom:
 
 def _remove(file: int, path: Path) -> None:
     os.close(file)
-    path.unlink(missing_ok=True)
+    remove_left(path)
 
 
 class SpareDisk:

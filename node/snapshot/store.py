@@ -22,12 +22,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from node.snapshot.pieces import SnapshotManifest, check_piece, open_manifest
-from protos.disk import check_no_folder, sync_file, sync_folder, write_atomic, write_synced, writing
+from protos.disk import check_no_folder, remove_left, sync_file, sync_folder, write_atomic, write_synced, writing
 from protos.errors import OperatorError, Refusal
 from protos.log import SignedEntry
 
@@ -222,8 +222,7 @@ class SnapshotStore:
             try:
                 yield path
             except BaseException:
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+                remove_left(path)
                 raise
 
     def _name(self, manifest: SnapshotManifest, path: Path) -> None:
