@@ -6,6 +6,9 @@ there is one, on a GPU (an H200 gave the same bits). ADR 7.
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -28,8 +31,9 @@ CAPABILITY_MIN = (8, 0)
 """The first GPUs (Ampere) that have int8 products in the shape that Triton makes."""
 
 
-INVERSE_WARPS = 8
-"""Warps of a chunk's inverse: a processor of a GPU works on two chunks, and spills no register."""
+def inverse_warps(capability: tuple[int, int]) -> int:
+    """Warps of a chunk's inverse. On Hopper one group of four, because a second one would compute the same numbers again."""
+    return 4 if capability[0] == 9 else 8
 
 
 def forward_options(capability: tuple[int, int]) -> tuple[str, int]:
@@ -70,6 +74,7 @@ class Triton:
                 f"the Triton kernels need a GPU of compute capability {needs}, and this GPU has {has}: choose torch"
             )
         self._precision, self._warps = forward_options(capability)
+        self._inverse_warps = inverse_warps(capability)
         core = [
             (number, row * CHUNK_SIDE * place.width + column * CHUNK_SIDE, place.width)
             for number, place in enumerate(layout.places)
@@ -85,10 +90,12 @@ class Triton:
         self._pool, self._beside, self._corrections = planes.unbind()
         apart = np.repeat(np.array([0, 1], dtype=np.int64), (len(table), pool))
         self._apart = torch.from_numpy(apart).to(device)
+        self._widths = functools.reduce(
+            operator.or_, (4 * place.width for place in layout.places if place.core_chunks), 16
+        )
         self._pool_offset = 4 * CHUNK_ELEMENTS * np.arange(pool, dtype=np.int64)
         self._basis = dct.basis(device).contiguous()
-        self._integers = dct.integer_basis(device).to(torch.int8).contiguous()
-        self._tables = {size: votes.coefficients(size, device).to(torch.int32) for size in votes.GROUP_SIZES}
+        self._turned = dct.integer_basis(device).T.to(torch.int32).contiguous()
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
         """See `Backend.norm`."""
@@ -106,7 +113,7 @@ class Triton:
         """See `Backend.fold`. Its votes count for nothing."""
         own = slice(chunks.start, chunks.stop)
         where = self._addresses(gradients, pool)
-        self._run(where[own], self._rows[own], momentum[own], beta, step, votes.GROUP_SIZES[-1])
+        self._run(where[own], self._rows[own], momentum[own], beta, step, votes.GROUP_SIZES[-1], self._unit(gradients))
 
     def vote(
         self,
@@ -120,11 +127,12 @@ class Triton:
         """See `Backend.vote`. Gradients stay as they are."""
         if gradients is None:  # nothing joins, and nothing changes: m = 1 * m + 0
             nothing = torch.zeros(self._layout.chunks, dtype=torch.int64, device=self._device)
-            return self._packed(*self._find(nothing, momentum, 1.0, 0.0, group_size), group_size)
+            return self._packed(*self._find(nothing, momentum, 1.0, 0.0, group_size, self._unit(())), group_size)
         self._fill(self._pool, gradients)
         where = self._addresses(gradients, self._pool)
         if second is None:
-            return self._packed(*self._find(where, momentum, beta, step, group_size), group_size)
+            unit = self._unit(gradients)
+            return self._packed(*self._find(where, momentum, beta, step, group_size, unit), group_size)
         pairs = zip(second.squares, gradients, strict=True)
         squares = [None if gradient is None else square for square, gradient in pairs]
         self._fill(self._beside, squares)
@@ -133,7 +141,8 @@ class Triton:
         )
         beside = self._addresses(squares, self._beside), self._corrected(found), self._apart
         division = *beside, second.beta2, 1 - second.beta2, EPSILON
-        made = self._find(where, momentum, beta, step, group_size, division)
+        unit = self._unit([*gradients, *squares])
+        made = self._find(where, momentum, beta, step, group_size, unit, division)
         for part, strip in self._strips(squares, self._beside):
             if part is not None:
                 part.copy_(strip)
@@ -146,10 +155,11 @@ class Triton:
         beta: float,
         step: float,
         size: int,
+        unit: int,
         division: Division | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of all chunks: the codes of their votes, silent votes, and which chunks hold NaN."""
-        return self._run(where, self._rows, momentum, beta, step, size, division)
+        return self._run(where, self._rows, momentum, beta, step, size, unit, division)
 
     def _run(
         self,
@@ -159,6 +169,7 @@ class Triton:
         beta: float,
         step: float,
         group_size: int,
+        unit: int,
         division: Division | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The kernel over some chunks: codes, silent votes, and which chunks hold NaN. Without `division`, nothing divides."""
@@ -167,9 +178,8 @@ class Triton:
         broken = torch.empty(chunks, dtype=torch.int32, device=self._device)
         beside, corrections, apart, *numbers = division or (where, where, where, 0.0, 0.0, 0.0)
         triton_kernels.vote[(chunks,)](
-            where, rows, momentum, self._basis, self._tables[group_size], codes, silent, broken, beta, step, beside,
-            corrections, apart, *numbers,
-            groups, group_size, self._precision, division is not None, num_warps=self._warps, enable_fp_fusion=True,
+            where, rows, momentum, self._basis, codes, silent, broken, beta, step, beside, corrections, apart, *numbers,
+            groups, group_size, self._precision, division is not None, unit, num_warps=self._warps, enable_fp_fusion=True,
         )  # fmt: skip
         return codes, silent, broken
 
@@ -197,16 +207,16 @@ class Triton:
         self._fill(self._pool, parameters)
         factor = decay_factor(lr, weight_decay)
         triton_kernels.apply[(self._layout.chunks,)](
-            self._addresses(parameters, self._pool), self._rows, *ballot_rows.tensors, self._integers, len(ballots), factor, lr,
-            self._maps, factor != 1, *self._orthogonal, num_warps=INVERSE_WARPS, enable_fp_fusion=False,
+            self._addresses(parameters, self._pool), self._rows, *ballot_rows.tensors, self._turned, factor, lr, self._maps,
+            factor != 1, *self._orthogonal, self._unit(parameters), num_warps=self._inverse_warps, enable_fp_fusion=False,
         )  # fmt: skip
         self._take_strips(parameters)
 
     def _group_rows(self, ballots: Sequence[tuple[int, bytes]]) -> BallotRows:
-        """Ballots of group votes as `group_sums` takes them: addresses of codes, of silent votes or 0, log2 of the sizes."""
+        """Ballots of group votes as `group_sums` takes them, by size: addresses of codes, of silent votes or 0, and starts."""
         chunks = self._layout.chunks
         codes, silents = [], []
-        for size, payload in ballots:
+        for size, payload in sorted(ballots, key=lambda ballot: ballot[0]):
             read = PLAIN.read(payload, size, chunks).to(self._device)
             codes.append(
                 bits.unpack(read.grouped.reshape(-1), votes.bits(size), chunks * votes.groups(size)).contiguous()
@@ -214,9 +224,9 @@ class Triton:
             silents.append(
                 None if read.silent is None else silence.unpack(read.silent, votes.groups(size)).to(torch.uint8)
             )
-        logarithms = [size.bit_length() - 1 for size, _ in ballots]
-        shifts = torch.tensor(logarithms or [0], dtype=torch.int32, device=self._device)
-        return BallotRows((self.listed(codes), self.listed(silents), shifts), (codes, silents))
+        smaller = [sum(size < bound for size, _ in ballots) for bound in (*votes.GROUP_SIZES, math.inf)]
+        starts = torch.tensor(smaller, dtype=torch.int32, device=self._device)
+        return BallotRows((self.listed(codes), self.listed(silents), starts), (codes, silents))
 
     def listed(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Their addresses, int64; 0 for None."""
@@ -234,6 +244,12 @@ class Triton:
         core = np.where(base == 0, 0, base + self._offset)
         whole = np.concatenate((core, pool.data_ptr() + self._pool_offset))
         return torch.from_numpy(whole).to(self._device)
+
+    def _unit(self, tensors: Sequence[Tensor | None]) -> int:
+        """Elements that may be read at once: all rows of all cores begin at a multiple of so many (4, 2 or 1)."""
+        there = (tensor.data_ptr() for tensor in tensors if tensor is not None)
+        together = functools.reduce(operator.or_, there, self._widths)
+        return (together & -together) // 4
 
     def _corrected(self, corrections: Tensor) -> Tensor:
         """The address of each chunk's first correction in fp32 [tensors]: its tensor's, or that of the pool's first element."""

@@ -11,7 +11,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from node.optim.backends.triton_newton import ROUND, orthogonal
+from node.optim.backends.triton_newton import orthogonal
 from node.optim.exact.smallest import SMALLEST
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 
@@ -24,6 +24,48 @@ DIGIT = tl.constexpr(128)
 """Middle values are `128 * high + low`: both digits fit in int8, because a middle value is within +-3707."""
 SMALLEST_BITS = tl.constexpr(int(np.float32(SMALLEST).view(np.int32)))
 MAGNITUDE_BITS = tl.constexpr(0x7FFFFFFF)
+INFINITY_BITS = tl.constexpr(0x7F800000)
+TF32_BITS = tl.constexpr(-1 << 13)
+"""Sign, exponent and the 10 bits of a TF32 number."""
+
+
+@triton.jit
+def split(value):
+    """fp32 as a TF32 number and the rest."""
+    large = (value.to(tl.int32, bitcast=True) & TF32_BITS).to(tl.float32, bitcast=True)
+    return large, value - large
+
+
+@triton.jit
+def forward(matrix, gradient, PRECISION: tl.constexpr):
+    """`D G D^T`, fp32. Both products have a second operand that tensor cores read as it lies."""
+    if PRECISION == "tf32x3":
+        large, small = split(matrix)
+        own, rest = split(gradient)
+        own, rest = tl.trans(own), tl.trans(rest)
+        half = tl.dot(small, own, input_precision="tf32")
+        half = tl.dot(large, rest, half, input_precision="tf32")
+        half = tl.dot(large, own, half, input_precision="tf32")
+        large, small = tl.trans(large), tl.trans(small)
+        own, rest = split(half)
+        turned = tl.dot(rest, large, input_precision="tf32")
+        turned = tl.dot(own, small, turned, input_precision="tf32")
+        turned = tl.dot(own, large, turned, input_precision="tf32")
+    else:
+        half = tl.dot(matrix, tl.trans(gradient), input_precision=PRECISION)
+        turned = tl.dot(half, tl.trans(matrix), input_precision=PRECISION)
+    return tl.trans(turned)
+
+
+@triton.jit
+def pointers(addresses, rows, near, far, UNIT: tl.constexpr):
+    """Of the elements of one chunk. Addresses and rows are multiples of `UNIT` elements, so that a thread reads as many."""
+    chunk = tl.program_id(0).to(tl.int64)
+    base, stride = tl.load(addresses + chunk), tl.load(rows + chunk)
+    place = base.to(tl.pointer_type(tl.float32)) + (near * stride + far)
+    if UNIT > 1:
+        place = tl.multiple_of(place, (4 * UNIT, 4 * UNIT))
+    return place, near * 0 + far * 0 + base != 0
 
 
 @triton.jit
@@ -42,29 +84,26 @@ def join(
     epsilon,
     PRECISION: tl.constexpr,
     DIVIDES: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """One chunk: `m = beta * m + step * T(g)`. Returns m as it was before it is rounded to what the momentum keeps.
 
     With `DIVIDES`, the kernel first divides the gradient by the root of its second moment at the addresses `squares`.
     """
     chunk = tl.program_id(0).to(tl.int64)
-    near, far = tl.arange(0, SIDE), tl.arange(0, SIDE)
-    base, stride = tl.load(addresses + chunk), tl.load(rows + chunk)
-    place = near[:, None] * stride + far[None, :]
-    there = place * 0 + base != 0
-    gradient = tl.load(base.to(tl.pointer_type(tl.float32)) + place, mask=there, other=0.0)
+    near, far = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
+    place, there = pointers(addresses, rows, near, far, UNIT)
+    gradient = tl.load(place, mask=there, other=0.0)
     if DIVIDES:
-        beside = tl.load(squares + chunk).to(tl.pointer_type(tl.float32)) + place
+        beside, _ = pointers(squares, rows, near, far, UNIT)
         moment = beta2 * tl.load(beside, mask=there, other=0.0) + rest * gradient * gradient
         tl.store(beside, moment, mask=there)
         # Each tensor has its own correction: one for a chunk of a core, one for each element of the pool.
         own_corrections = tl.load(corrections + chunk).to(tl.pointer_type(tl.float32))
-        correction = tl.load(own_corrections + place * tl.load(apart + chunk))
-        gradient = gradient / tl.sqrt(moment * correction + epsilon)
-    square = near[:, None] * SIDE + far[None, :]
-    matrix = tl.load(basis + square)
-    half = tl.dot(matrix, gradient, input_precision=PRECISION)
-    coefficients = tl.dot(half, tl.trans(matrix), input_precision=PRECISION)
+        spread = (near * tl.load(rows + chunk) + far) * tl.load(apart + chunk)
+        gradient = gradient / tl.sqrt(moment * tl.load(own_corrections + spread) + epsilon)
+    square = near * SIDE + far
+    coefficients = forward(tl.load(basis + square), gradient, PRECISION)
     own = momentum + chunk * ELEMENTS
     fresh = beta * tl.load(own + square).to(tl.float32) + step * coefficients  # bf16 becomes fp32, and is rounded once
     tl.store(own + square, fresh)
@@ -78,7 +117,6 @@ def vote(
     rows,
     momentum,
     basis,
-    table,
     codes,
     silent,
     broken,
@@ -94,51 +132,90 @@ def vote(
     GROUP_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
     DIVIDES: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """`join`, the code of each group's first largest magnitude, and whether that is zero."""
     join(
-        addresses, rows, momentum, basis, beta, step, squares, corrections, apart, beta2, rest, epsilon, PRECISION, DIVIDES
+        addresses, rows, momentum, basis, beta, step, squares, corrections, apart, beta2, rest, epsilon, PRECISION, DIVIDES,
+        UNIT,
     )  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
-    own = momentum + chunk * ELEMENTS
     group = tl.arange(0, GROUPS)
-    slots = tl.arange(0, GROUP_SIZE)[:, None] * GROUPS + group[None, :]
-    magnitudes = tl.abs(tl.load(own + tl.load(table + slots)).to(tl.float32))
-    nan = magnitudes != magnitudes  # noqa: PLR0124
-    tl.store(broken + chunk, tl.max(tl.max(nan.to(tl.int32), axis=0), axis=0))
-    tl.store(silent + chunk * GROUPS + group, (tl.max(magnitudes, axis=0) == 0).to(tl.uint8))
-    best = tl.argmax(magnitudes, axis=0, tie_break_left=True)
-    negative = tl.load(own + tl.load(table + best * GROUPS + group)).to(tl.float32) < 0
-    tl.store(codes + chunk * GROUPS + group, (best + GROUP_SIZE * negative.to(tl.int32)).to(tl.uint8))
+    position = tl.arange(0, GROUP_SIZE)[None, :]
+    # Groups are beside each other in a row, and one thread has all positions of a group that its warp sees.
+    slot = position * GROUPS + group[:, None]
+    row, column, wide = slot // SIDE, slot % SIDE, wide_of(GROUPS)
+    place = row * SIDE + (column & -wide) + ((column - row) & (wide - 1))
+    bits = tl.load(momentum + chunk * ELEMENTS + place).to(tl.float32).to(tl.int32, bitcast=True)
+    magnitudes = bits & MAGNITUDE_BITS  # integers in the order of the numbers, and NaN above all
+    largest = tl.max(magnitudes, axis=1)
+    tl.store(broken + chunk, (tl.max(largest, axis=0) > INFINITY_BITS).to(tl.int32))
+    tl.store(silent + chunk * GROUPS + group, (largest == 0).to(tl.uint8))
+    said = tl.where(magnitudes == largest[:, None], 2 * position + (bits < 0).to(tl.int32), 2 * GROUP_SIZE)
+    first = tl.min(said, axis=1)
+    negative = tl.where(largest == 0, 0, first & 1)
+    tl.store(codes + chunk * GROUPS + group, ((first >> 1) + GROUP_SIZE * negative).to(tl.uint8))
 
 
 @triton.jit
-def group_sums(near, far, ballots, silents, shifts, count):
-    """The sums of all ballots' group votes for one chunk: int32 [64, 64]."""
+def wide_of(GROUPS: tl.constexpr):
+    """Columns that a row rotates among (`votes.groups`)."""
+    return GROUPS if GROUPS < SIDE else SIDE
+
+
+@triton.jit
+def slot_sums(ballots, silents, first, last, SIZE: tl.constexpr, sums):
+    """`sums` and ballots of one size: element `[i, x]` is slot `64 * i + x`."""
     chunk = tl.program_id(0).to(tl.int64)
-    sums = tl.zeros((SIDE, SIDE), dtype=tl.int32)
-    for ballot in range(count):
-        # All sizes are powers of two: a division here costs more than the rest of the loop.
-        shift = tl.load(shifts + ballot)
-        size, groups = 1 << shift, ELEMENTS >> shift
-        wide = tl.minimum(groups, SIDE)
-        slot = SIDE * near + (far & -wide) + ((near + far) & (wide - 1))
+    near, far = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
+    groups: tl.constexpr = ELEMENTS // SIZE
+    if groups <= SIDE:
+        group = far % groups
+        position = (SIDE // groups) * near + far // groups
+    else:
+        group = (near % (groups // SIDE)) * SIDE + far
+        position = near // (groups // SIDE)
+    for ballot in range(first, last):
         start = tl.load(ballots + ballot).to(tl.pointer_type(tl.uint8)) + chunk * groups
-        code = tl.load(start + (slot & (groups - 1))).to(tl.int32)
-        voted = (code & (size - 1)) == slot >> (CHUNK_BITS - shift)
+        code = tl.load(start + group).to(tl.int32)
+        said = tl.where(code >= SIZE, -1, 1)
         quiet = tl.load(silents + ballot)  # the address of a byte for each vote; 0 if no vote is silent
-        bytes_of = quiet.to(tl.pointer_type(tl.uint8)) + chunk * groups
-        voted &= tl.load(bytes_of + (slot & (groups - 1)), mask=slot * 0 + quiet != 0, other=0) == 0
-        sums += tl.where(voted, tl.where(code >= size, -1, 1), 0)
+        if quiet != 0:
+            hushed = tl.load(quiet.to(tl.pointer_type(tl.uint8)) + chunk * groups + group)
+            said = tl.where(hushed != 0, 0, said)
+        sums += tl.where((code & (SIZE - 1)) == position, said, 0)
     return sums
 
 
 @triton.jit
-def move(addresses, rows, near, far, direction, factor, lr, DECAYS: tl.constexpr):
+def group_sums(near, far, ballots, silents, starts, cap):
+    """The sums of all ballots' group votes for one chunk, within +-`cap`: int8 [64, 64].
+
+    Ballots are in the order of their sizes; those of size `8 << n` are numbers `starts[n]` to `starts[n + 1] - 1`.
+    """
+    nothing = tl.zeros((SIDE, SIDE), dtype=tl.int32)
+    first, last = tl.load(starts + 4), tl.load(starts + 5)
+    sums = slot_sums(ballots, silents, first, last, 128, nothing)
+    sums = rotated(sums, near, far, 32)
+    if first > 0:
+        others = slot_sums(ballots, silents, 0, tl.load(starts + 1), 8, nothing)
+        others = slot_sums(ballots, silents, tl.load(starts + 1), tl.load(starts + 2), 16, others)
+        others = slot_sums(ballots, silents, tl.load(starts + 2), tl.load(starts + 3), 32, others)
+        others = slot_sums(ballots, silents, tl.load(starts + 3), first, 64, others)
+        sums += rotated(others, near, far, 64)
+    return tl.minimum(tl.maximum(sums, -cap), cap).to(tl.int8)
+
+
+@triton.jit
+def rotated(slots, near, far, WIDE: tl.constexpr):
+    """From slots to coefficients: row i is rotated by i among `WIDE` columns."""
+    return tl.gather(slots, (far & -WIDE) + ((near + far) & (WIDE - 1)), axis=1)
+
+
+@triton.jit
+def move(addresses, rows, near, far, direction, factor, lr, DECAYS: tl.constexpr, UNIT: tl.constexpr):
     """The update of one chunk's parameters."""
-    chunk = tl.program_id(0).to(tl.int64)
-    base, stride = tl.load(addresses + chunk), tl.load(rows + chunk)
-    place = base.to(tl.pointer_type(tl.float32)) + near * stride + far
+    place, _ = pointers(addresses, rows, near, far, UNIT)
     parameter = tl.load(place)
     if DECAYS:
         parameter = parameter * factor
@@ -159,33 +236,34 @@ def apply(
     rows,
     ballots,
     silents,
-    shifts,
-    basis,
-    count,
+    starts,
+    turned,
     factor,
     lr,
     maps,
     DECAYS: tl.constexpr,
     ITERATIONS: tl.constexpr,
     SIGNS: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """One chunk: the capped sums of all ballots, the sign of their exact inverse, the update.
 
+    `turned` is the basis with rows and columns exchanged, int32: so a thread reads as many bytes of it as of the parameters.
     With `ITERATIONS`, the inverse of a chunk that is marked in `maps` becomes orthogonal, and with `SIGNS` its signs.
     """
     chunk = tl.program_id(0).to(tl.int64)
     near, far = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
-    sums = tl.minimum(tl.maximum(group_sums(near, far, ballots, silents, shifts, count), -2), 2)
-    matrix = tl.load(basis + near * SIDE + far)
-    first = tl.dot(tl.trans(matrix), sums.to(tl.int8), out_dtype=tl.int32)
-    middle = (((first.to(tl.float32) * 0.5) + ROUND) - ROUND).to(tl.int32)
+    sums = group_sums(near, far, ballots, silents, starts, 2)
+    matrix = tl.load(turned + near * SIDE + far).to(tl.int8)
+    first = tl.dot(matrix, sums, out_dtype=tl.int32)
+    middle = (first + ((first >> 1) & 1)) >> 1  # half to even
     high = (middle + DIGIT // 2) >> 7
     low = middle - high * DIGIT
-    result = tl.dot(high.to(tl.int8), matrix, out_dtype=tl.int32) * DIGIT
-    result += tl.dot(low.to(tl.int8), matrix, out_dtype=tl.int32)
-    direction = sign(result)
+    result = tl.dot(matrix, tl.trans(high.to(tl.int8)), out_dtype=tl.int32) * DIGIT
+    result += tl.dot(matrix, tl.trans(low.to(tl.int8)), out_dtype=tl.int32)
+    direction = sign(result)  # of the transposed chunk
     if ITERATIONS and tl.load(maps + chunk) != 0:
         direction = orthogonal(result.to(tl.float32), near == far, ITERATIONS)
         if SIGNS:
             direction = sign(direction)
-    move(addresses, rows, near, far, direction, factor, lr, DECAYS)
+    move(addresses, rows, near, far, tl.trans(direction), factor, lr, DECAYS, UNIT)

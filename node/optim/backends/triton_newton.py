@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import triton
 import triton.language as tl
 
@@ -11,6 +12,7 @@ from node.optim.exact.smallest import SMALLEST
 
 ROUND = tl.constexpr(12582912.0)
 """1.5 * 2^23: to add it and take it away again rounds fp32 below 2^22 half to even."""
+_ROUND_BITS = tl.constexpr(int(np.float32(12582912.0).view(np.int32)))
 
 _CONSTANT, _LINEAR, _QUADRATIC = map(tl.constexpr, whole_matrices.COEFFICIENTS)
 _ENTRY_MAX = tl.constexpr(whole_matrices.ENTRY_MAX)
@@ -27,41 +29,48 @@ _DIGIT = tl.constexpr(chunkwise.DIGIT)
 
 
 @triton.jit
-def orthogonal(x, diagonal, ITERATIONS: tl.constexpr):
-    """`chunkwise.orthogonal_chunks` of one chunk, fp32 [64, 64]. `diagonal` is true there."""
-    x = _iteration(x, diagonal, True)
+def orthogonal(turned, diagonal, ITERATIONS: tl.constexpr):
+    """`chunkwise.orthogonal_chunks` of one chunk, fp32 [64, 64], transposed on both sides. `diagonal` is true there.
+
+    Tensor cores read int8 along the sum alone. Of `x^T x` both factors lie so in the transposed chunk, and what is symmetric
+    lies so anyway.
+    """
+    turned = _iteration(turned, diagonal, True)
     for _ in range(ITERATIONS - 1):
-        x = _iteration(x, diagonal, False)
-    return x * _SCALE
+        turned = _iteration(turned, diagonal, False)
+    return turned * _SCALE
 
 
 @triton.jit
-def _iteration(x, diagonal, FIRST: tl.constexpr):
-    peak = tl.max(tl.max(tl.abs(x), axis=0), axis=0)
+def _iteration(turned, diagonal, FIRST: tl.constexpr):
+    peak = tl.max(tl.max(tl.abs(turned), axis=1), axis=0)
     scale = (
         tl.where(peak < _SMALLEST, 0.0, _power(tl.maximum(peak, _SMALLEST)))
         if FIRST
         else _power(tl.maximum(peak, _LARGEST_MIN))
     )
-    q = _rounded(x * scale)
-    gram = _product(tl.trans(q), q).to(tl.float32)
-    largest = tl.max(tl.max(tl.where(diagonal, gram, 0.0), axis=0), axis=0)
+    high, low = _digits(_rounded(turned * scale))
+    gram = _product(high, low, tl.trans(high), tl.trans(low)).to(tl.float32)
+    largest = tl.max(tl.max(tl.where(diagonal, gram, 0.0), axis=1), axis=0)
     less = _power(tl.maximum(largest, _GRAM_MIN))
     whole = _rounded(gram * less)
     wide = less.to(tl.float64)
     if FIRST:
-        squares = tl.sum(tl.sum(whole * whole, axis=0).to(tl.int64), axis=0).to(tl.float64)
+        squares = tl.sum(tl.sum(whole * whole, axis=1).to(tl.int64), axis=0).to(tl.float64)
         unit = 1.0 / tl.sqrt(tl.maximum(squares, 1.0))
         root = tl.sqrt(unit * wide)
     else:
         root = 1.0 / scale.to(tl.float64)
         unit = root * root / wide
     linear, quadratic = (unit * wide * _LINEAR).to(tl.float32), (unit * unit * _QUADRATIC).to(tl.float32)
-    factor = gram * linear + _product(whole, whole).to(tl.float32) * quadratic
+    large, small = _digits(whole)
+    squared = _product(large, small, tl.trans(large), tl.trans(small)).to(tl.float32)
+    factor = gram * linear + squared * quadratic
     factor = tl.where(diagonal, factor + _CONSTANT, factor) * _FACTOR_UNITS
     factor = tl.minimum(tl.maximum(_whole(factor), -_FACTOR_MAX), _FACTOR_MAX).to(tl.int32)
-    x = _product(q, factor).to(tl.float32) * (root / _FACTOR_UNITS).to(tl.float32)
-    return tl.minimum(tl.maximum(x, -_ENTRY_MAX), _ENTRY_MAX)
+    large, small = _digits(factor)
+    turned = _product(large, small, high, low).to(tl.float32) * (root / _FACTOR_UNITS).to(tl.float32)
+    return tl.minimum(tl.maximum(turned, -_ENTRY_MAX), _ENTRY_MAX)
 
 
 @triton.jit
@@ -78,16 +87,20 @@ def _whole(value):
 
 @triton.jit
 def _rounded(value):
-    return _whole(value).to(tl.int32)
+    """As int32: the lowest bits of the sum that rounds."""
+    return (value + ROUND).to(tl.int32, bitcast=True) - _ROUND_BITS
 
 
 @triton.jit
-def _product(one, other):
+def _digits(value):
+    high = (value + _DIGIT // 2) >> 7
+    return high.to(tl.int8), (value - high * _DIGIT).to(tl.int8)
+
+
+@triton.jit
+def _product(high, low, beside, below):
     """The product of int32 [64, 64] within +-8191, by digits of int8: exact."""
-    high, beside = (one + _DIGIT // 2) >> 7, (other + _DIGIT // 2) >> 7
-    low, below = (one - high * _DIGIT).to(tl.int8), (other - beside * _DIGIT).to(tl.int8)
-    high, beside = high.to(tl.int8), beside.to(tl.int8)
-    across = tl.dot(high, below, out_dtype=tl.int32) + tl.dot(low, beside, out_dtype=tl.int32)
+    across = tl.dot(low, beside, tl.dot(high, below, out_dtype=tl.int32), out_dtype=tl.int32)
     return (tl.dot(high, beside, out_dtype=tl.int32) * _DIGIT + across) * _DIGIT + tl.dot(
         low, below, out_dtype=tl.int32
     )

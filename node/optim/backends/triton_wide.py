@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from node.optim.backends.triton import INVERSE_WARPS, BallotRows, Division, Triton
+from node.optim.backends.triton import BallotRows, Division, Triton
 from node.optim.backends.triton_kernels import CHUNK_BITS, DIGIT, ELEMENTS, SIDE, group_sums, join, move, sign
 from node.optim.backends.triton_newton import orthogonal
 from node.optim.base import Base
@@ -34,10 +34,12 @@ NOWHERE = CHUNK_ELEMENTS
 def vote_drawn(
     addresses, rows, momentum, basis, order, moved, negative, silent, broken, beta, step, squares, corrections, apart,
     beta2, rest, epsilon, COUNT: tl.constexpr, PRECISION: tl.constexpr, DIVIDES: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """`join`, and whether the coefficients `order ^ moved[chunk]` are negative, and whether they are zero."""
     fresh = join(
-        addresses, rows, momentum, basis, beta, step, squares, corrections, apart, beta2, rest, epsilon, PRECISION, DIVIDES
+        addresses, rows, momentum, basis, beta, step, squares, corrections, apart, beta2, rest, epsilon, PRECISION, DIVIDES,
+        UNIT,
     )  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
     nan = fresh != fresh  # noqa: PLR0124
@@ -84,39 +86,39 @@ def _digit(value):
 
 
 @triton.jit
-def _part(digit, high, low):
-    return tl.dot(digit, high, out_dtype=tl.int32) * DIGIT + tl.dot(digit, low, out_dtype=tl.int32)
+def _part(high, low, digit):
+    return tl.dot(high, digit, out_dtype=tl.int32) * DIGIT + tl.dot(low, digit, out_dtype=tl.int32)
 
 
 @triton.jit
 def apply_wide(
     addresses, rows, signs, silents, ranks, moves, shifts, high, low, count, cap, factor, lr, maps,
-    DRAWN: tl.constexpr, DECAYS: tl.constexpr, ITERATIONS: tl.constexpr, SIGNS: tl.constexpr,
+    DRAWN: tl.constexpr, DECAYS: tl.constexpr, ITERATIONS: tl.constexpr, SIGNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """As `triton_kernels.apply`, with sums within +-`cap`, which is at most 127. The basis is `128 * high + low`, int8."""
+    """As `triton_kernels.apply`, with sums within +-`cap`, which is at most 127. The transposed basis is `128 * high
+    + low`, int32."""
     chunk = tl.program_id(0).to(tl.int64)
     near, far = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
     if DRAWN:
         sums = _drawn_sums(near, far, signs, silents, ranks, moves, shifts, count)
+        sums = tl.minimum(tl.maximum(sums, -cap), cap).to(tl.int8)
     else:
-        sums = group_sums(near, far, signs, silents, shifts, count)
-    sums = tl.minimum(tl.maximum(sums, -cap), cap).to(tl.int8)
-    large, small = tl.load(high + near * SIDE + far), tl.load(low + near * SIDE + far)
+        sums = group_sums(near, far, signs, silents, shifts, cap)
+    large, small = tl.load(high + near * SIDE + far).to(tl.int8), tl.load(low + near * SIDE + far).to(tl.int8)
     # within 64 * 724 * 127 < 2^23: four digits
-    rest = tl.dot(tl.trans(large), sums, out_dtype=tl.int32) * DIGIT + tl.dot(tl.trans(small), sums, out_dtype=tl.int32)
-    one, rest = _digit(rest)
-    result = _part(one, large, small).to(tl.int64)
+    one, rest = _digit(_part(large, small, sums))
+    result = _part(large, small, tl.trans(one)).to(tl.int64)  # of the transposed chunk
     two, rest = _digit(rest)
-    result += _part(two, large, small).to(tl.int64) * DIGIT
+    result += _part(large, small, tl.trans(two)).to(tl.int64) * DIGIT
     three, rest = _digit(rest)
-    result += _part(three, large, small).to(tl.int64) * (DIGIT * DIGIT)
-    result += _part(rest.to(tl.int8), large, small).to(tl.int64) * (DIGIT * DIGIT * DIGIT)
+    result += _part(large, small, tl.trans(three)).to(tl.int64) * (DIGIT * DIGIT)
+    result += _part(large, small, tl.trans(rest.to(tl.int8))).to(tl.int64) * (DIGIT * DIGIT * DIGIT)
     direction = sign(result)
     if ITERATIONS and tl.load(maps + chunk) != 0:
         direction = orthogonal(result.to(tl.float32), near == far, ITERATIONS)
         if SIGNS:
             direction = sign(direction)
-    move(addresses, rows, near, far, direction, factor, lr, DECAYS)
+    move(addresses, rows, near, far, tl.trans(direction), factor, lr, DECAYS, UNIT)
 
 
 class TritonWide(Triton):
@@ -130,7 +132,7 @@ class TritonWide(Triton):
         self._draw: Draw | None = None
         basis = torch.from_numpy(np.rint(2.0**SHIFT * named("dct").matrix).astype(np.int32))
         high = (basis + 64) >> 7
-        self._digits = high.to(torch.int8).to(device), (basis - 128 * high).to(torch.int8).to(device)
+        self._digits = high.T.contiguous().to(device), (basis - 128 * high).T.contiguous().to(device)
 
     def at(self, draw: Draw) -> TritonWide:
         """See `Stepping.at`."""
@@ -148,10 +150,17 @@ class TritonWide(Triton):
         return order.to(torch.int32), moved.to(torch.int32)
 
     def _find(
-        self, where: Tensor, momentum: Tensor, beta: float, step: float, size: int, division: Division | None = None
+        self,
+        where: Tensor,
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        size: int,
+        unit: int,
+        division: Division | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         if not self._form.drawn:
-            return super()._find(where, momentum, beta, step, size, division)
+            return super()._find(where, momentum, beta, step, size, unit, division)
         count, chunks = self._form.votes_a_chunk(size), len(where)
         negative, silent = torch.empty(2, chunks, count, dtype=torch.uint8, device=self._device).unbind()
         broken = torch.empty(chunks, dtype=torch.int32, device=self._device)
@@ -159,7 +168,7 @@ class TritonWide(Triton):
         vote_drawn[(chunks,)](
             where, self._rows, momentum, self._basis, *self._pattern(size), negative, silent, broken, beta, step, beside,
             corrections, apart, *numbers,
-            count, self._precision, division is not None, num_warps=self._warps, enable_fp_fusion=True,
+            count, self._precision, division is not None, unit, num_warps=self._warps, enable_fp_fusion=True,
         )  # fmt: skip
         return negative, silent, broken
 
@@ -188,8 +197,8 @@ class TritonWide(Triton):
         factor = decay_factor(lr, weight_decay)
         apply_wide[(self._layout.chunks,)](
             self._addresses(parameters, self._pool), self._rows, signs, silents, ranks, moves, shifts, *self._digits,
-            len(ballots), self._cap, factor, lr, self._maps, drawn, factor != 1, *self._orthogonal,
-            num_warps=INVERSE_WARPS, enable_fp_fusion=False,
+            len(ballots), self._cap, factor, lr, self._maps, drawn, factor != 1, *self._orthogonal, self._unit(parameters),
+            num_warps=self._inverse_warps, enable_fp_fusion=False,
         )  # fmt: skip
         self._take_strips(parameters)
 

@@ -121,18 +121,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from node.optim.backends import triton as triton_step, triton_kernels, triton_wide
 
-FORWARD = dict(addresses="*i64", rows="*i64", momentum="*fp32", basis="*fp32", table="*i32", codes="*u8", silent="*u8",
+FORWARD = dict(addresses="*i64", rows="*i64", momentum="*fp32", basis="*fp32", codes="*u8", silent="*u8",
                broken="*i32", beta="fp32", step="fp32", squares="*i64", corrections="*i64", apart="*i64",
                beta2="fp32", rest="fp32", epsilon="fp32",
-               GROUPS="constexpr", GROUP_SIZE="constexpr", PRECISION="constexpr", DIVIDES="constexpr")
-INVERSE = dict(addresses="*i64", rows="*i64", ballots="*i64", silents="*i64", shifts="*i32", basis="*i8", count="i32",
-               factor="fp32", lr="fp32", maps="*u8", DECAYS="constexpr", ITERATIONS="constexpr", SIGNS="constexpr")
+               GROUPS="constexpr", GROUP_SIZE="constexpr", PRECISION="constexpr", DIVIDES="constexpr", UNIT="constexpr")
+INVERSE = dict(addresses="*i64", rows="*i64", ballots="*i64", silents="*i64", starts="*i32", turned="*i32",
+               factor="fp32", lr="fp32", maps="*u8", DECAYS="constexpr", ITERATIONS="constexpr", SIGNS="constexpr",
+               UNIT="constexpr")
 
-SHARED = {name: kind for name, kind in FORWARD.items() if name not in ("table", "codes", "GROUPS", "GROUP_SIZE")}
+SHARED = {name: kind for name, kind in FORWARD.items() if name not in ("codes", "GROUPS", "GROUP_SIZE")}
 DRAWN = SHARED | dict(order="*i32", moved="*i32", negative="*u8", COUNT="constexpr")
 WIDE = dict(addresses="*i64", rows="*i64", signs="*i64", silents="*i64", ranks="*i64", moves="*i64", shifts="*i32",
-            high="*i8", low="*i8", count="i32", cap="i32", factor="fp32", lr="fp32", maps="*u8", DRAWN="constexpr",
-            DECAYS="constexpr", ITERATIONS="constexpr", SIGNS="constexpr")
+            high="*i32", low="*i32", count="i32", cap="i32", factor="fp32", lr="fp32", maps="*u8", DRAWN="constexpr",
+            DECAYS="constexpr", ITERATIONS="constexpr", SIGNS="constexpr", UNIT="constexpr")
 
 def spilled(kernel, signature, constants, capability, **options):
     log = io.StringIO()
@@ -143,14 +144,14 @@ def spilled(kernel, signature, constants, capability, **options):
 
 for capability in (80, 86, 90, 100, 120):
     precision, warps = triton_step.forward_options(divmod(capability, 10))
-    constants = {"GROUPS": 32, "GROUP_SIZE": 128, "PRECISION": precision, "DIVIDES": True}
+    constants = {"GROUPS": 32, "GROUP_SIZE": 128, "PRECISION": precision, "DIVIDES": True, "UNIT": 4}
     forward = spilled(triton_kernels.vote, FORWARD, constants, capability, num_warps=warps, enable_fp_fusion=True)
     short = {**FORWARD, "momentum": "*bf16"}
     forward += spilled(triton_kernels.vote, short, constants, capability, num_warps=warps, enable_fp_fusion=True)
-    options = {"num_warps": triton_step.INVERSE_WARPS, "enable_fp_fusion": False}
-    constants = {"DECAYS": True, "ITERATIONS": 0, "SIGNS": False}
+    options = {"num_warps": triton_step.inverse_warps(divmod(capability, 10)), "enable_fp_fusion": False}
+    constants = {"DECAYS": True, "ITERATIONS": 0, "SIGNS": False, "UNIT": 4}
     inverse = spilled(triton_kernels.apply, INVERSE, constants, capability, **options)
-    drawn = {"COUNT": 1024, "PRECISION": precision, "DIVIDES": True}
+    drawn = {"COUNT": 1024, "PRECISION": precision, "DIVIDES": True, "UNIT": 4}
     forward += spilled(triton_wide.vote_drawn, DRAWN, drawn, capability, num_warps=warps, enable_fp_fusion=True)
     for iterations in (0, 2):
         constants |= {"DRAWN": True, "ITERATIONS": iterations}
