@@ -1,7 +1,7 @@
 """Votes at places that follow from the step, and the exact inverse of sums with any cap, over a range of chunks.
 
 `kernels` has the default's. Here sums are inverted at 12 bits without rounding, the same bits as `Transform.inverse_exact`. A
-chunk goes through 16-bit lanes where its sums fit them after the first pass (nearly always), and through fp64 otherwise. A *place* is a
+chunk goes through 16-bit lanes where they hold its first pass (nearly always), and through fp64 otherwise. A *place* is a
 coefficient's number with its bits in the order of `inverse.find_votes`: `64 * column + 32 * (row % 2) + row // 2`. To move bits
 about changes no XOR, so places follow from the step as coefficients do. ADR 33.
 """
@@ -169,13 +169,15 @@ def _turn(places, said, found, columns, rows):
 
 
 @njit(nogil=True)
-def _list(sums, places, said, empty):
-    """Every place and its sum into `places` and `said`, unless `empty`, where `sums` becomes zero. Returns how many."""
-    if not empty:
+def _turn_every(sums, places, said, cap, every, columns, beyond):
+    """`_capped` and `_turn` where votes are nearly everywhere. Whether 16 bits hold a chunk; if not, all places are listed."""
+    inverse.turn_all(sums.ctypes.data, cap, every.ctypes.data, columns, beyond.ctypes.data)
+    narrow = not beyond.any()
+    if not narrow:
         for place in range(_CHUNK):
             places[place], said[place] = place, sums[place]
     sums[:] = 0
-    return 0 if empty else _CHUNK
+    return narrow
 
 
 @njit(nogil=True)
@@ -221,15 +223,16 @@ def _move_widely(buffer, total, said, target, stride, factor, lr, mapped, iterat
 
 @kernel
 def apply_wide(
-    first, last, scratch, plan, tensors, ballots, orders, moved, nested, sure, cap, factor, lr, rows, every, second, basis, room,
-    maps, iterations, signs,
+    first, last, scratch, plan, tensors, ballots, orders, moved, nested, sure, cap, factor, lr, rows, every, second, basis,
+    room, maps, iterations, signs,
 ):  # fmt: skip
     """`p = p * factor - lr * direction` for the parameters, with the last three as `kernels.apply`.
 
     `orders` is empty for group votes.
 
-    `ballots`, `orders`, `moved`: see `_sum_drawn` and `_sum_groups`. `rows` int16 [64, 32], `every` as `inverse.turn_all`, `second` as `inverse.turn_rows` and
-    fp64 `basis` [64, 64] are the basis at 12 bits. `room`: how many votes for a chunk there are. `sure`: see `_capped`.
+    `ballots`, `orders`, `moved`: see `_sum_drawn` and `_sum_groups`. The basis at 12 bits is int16 `rows` [64, 32], `every` as
+    `inverse.turn_all`, `second` as `inverse.turn_rows`, and fp64 `basis` [64, 64]. `room`: how many votes for a chunk there
+    are. `sure`: see `_capped`.
     """
     buffer = scratch.ctypes.data
     columns = buffer + 4 * _CHUNK
@@ -248,20 +251,15 @@ def apply_wide(
         else:
             found = _sum_groups(chunk, ballots, codes, places, said, sums)
         if dense:
-            inverse.turn_all(sums.ctypes.data, cap, every.ctypes.data, columns, beyond.ctypes.data)
-            narrow = not beyond.any()
-            found = _list(sums, places, said, narrow)
+            found, narrow = _CHUNK, _turn_every(sums, places, said, cap, every, columns, beyond)
         else:
             narrow = _capped(places, found, cap, sums, said, load, single, sure)
-            if narrow:
-                _turn(places, said, found, columns, rows.ctypes.data)
-        if narrow:
-            inverse.pair(columns, pairs)
-        else:
-            _turn_widely(places, said, found, basis, half, total)
+            _turn(places, said, found if narrow else 0, columns, rows.ctypes.data)
+        inverse.pair(columns, pairs)
         target, stride = _find(plan, tensors, chunk, buffer)
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
         if not narrow:
+            _turn_widely(places, said, found, basis, half, total)
             _move_widely(buffer, total, whole, target, stride, factor, lr, maps[chunk], iterations, signs)
         elif maps[chunk]:
             move_map(buffer, pairs, second.ctypes.data, target, stride, factor, lr, iterations, signs)
