@@ -474,11 +474,15 @@ METHODS: Final[Mapping[str, Method]] = {
     "muon64-g128-i5": _chunkwise(128, 5),
     "muon64-sign-g128": _chunkwise(128, 2, "sign"),
     "muon64-g16": _chunkwise(16, 2),
-    "muon64-own-16": Method(
-        Votes,
-        {"sizes": (16,), "selection": "independent", "cap": 4, "base": {**CHUNKS, "iterations": 2}, **SECOND},
-        "muon votes",
-    ),
+    **{
+        name: Method(
+            Votes,
+            {"sizes": (16,), "selection": "independent", "cap": 4, "base": {**CHUNKS, "iterations": iterations}}
+            | {**SECOND, "beta": beta},
+            "muon votes",
+        )
+        for name, iterations, beta in (("muon64-own-16", 2, 0.95), ("muon64-own-16-i3", 3, 0.85))
+    },
     **{f"paper-k{k}": Method(PaperVotes, {"top_k": k}, "paper") for k in (32, 8)},
     "paper-k32-clip": Method(PaperVotes, {"top_k": 32, "clip_norm": 1.0}, "paper"),
     **{

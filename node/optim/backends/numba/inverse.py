@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils, types
 
@@ -110,6 +112,50 @@ def add_row_times(code: CodeBuilder, target: Value, source: Value, factor: Value
     many = code.splat(code.builder.trunc(factor, SHORT), VOTES_AT_ONCE)
     product = code.builder.mul(many, code.load(source, 0, _SHORTS))
     code.store(code.builder.add(code.load(target, 0, _SHORTS), product), target, 0)
+
+
+@instruction(ADDRESS, types.int64, ADDRESS, ADDRESS, ADDRESS)
+def turn_all(code: CodeBuilder, sums: Value, cap: Value, basis: Value, columns: Value, beyond: Value) -> None:
+    """The first pass of a chunk with votes nearly everywhere: int16 `sums` [4096] by place, capped in place, to `columns`.
+
+    `basis` int16 [2 kinds, 16 pairs, 32, 2]: `all_basis`. `columns` as `pair` reads them, int16. Numbers of int32 [16] `beyond`
+    become others than zero if a sum or a difference that `pair` makes is beyond int16: `columns` then has no meaning.
+    """
+    build, half = code.builder, 2 * LANES
+    most = code.splat(build.trunc(cap, SHORT), VOTES_AT_ONCE)
+    code.store(same(INT, 0), beyond, 0)
+    with cgutils.for_range(build, ir.Constant(LONG, CHUNK_SIDE)) as loop:
+        begin = build.mul(loop.index, ir.Constant(LONG, HALF_ROW_BYTES))
+        source, target = code.at(sums, begin), code.at(columns, begin)
+        kinds: list[list[Value]] = []
+        for kind in range(2):
+            line = code.at(source, kind * CHUNK_SIDE)
+            given = code.load(line, 0, _SHORTS)
+            low = build.select(build.icmp_signed(">", given, most), most, given)
+            least = build.sub(_shorts(0), most)
+            code.store(build.select(build.icmp_signed("<", low, least), least, low), line, 0)
+            found = [same(INT, 0), same(INT, 0)]
+            for number in range(HALF_SIDE // 2):
+                value = build.bitcast(code.splat(code.load(line, 4 * number, INT)), _SHORTS)
+                for part in range(2):
+                    place = ((kind * HALF_SIDE // 2 + number) * 2 + part) * 4 * LANES
+                    product = pair_products(code, code.load(basis, place, _SHORTS), value)
+                    found[part] = build.add(found[part], product)
+            kinds.append(found)
+            for part in range(2):
+                short = build.trunc(found[part], ir.VectorType(SHORT, LANES))
+                code.store(short, target, kind * CHUNK_SIDE + part * half)
+        high = code.load(beyond, 0, INTS)
+        for even, odd in zip(*kinds, strict=True):
+            for whole in (build.add(even, odd), build.sub(even, odd)):
+                high = build.or_(high, build.and_(build.add(whole, same(INT, 1 << 15)), same(INT, -(1 << 16))))
+        code.store(high, beyond, 0)
+
+
+def all_basis(rows: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """The halved basis, int16 [64 = 2 kinds of 32 rows, 32], as `turn_all` reads it."""
+    pairs = rows.reshape(2, HALF_SIDE // 2, 2, HALF_SIDE)
+    return np.ascontiguousarray(pairs.transpose(0, 1, 3, 2))
 
 
 @instruction(ADDRESS, ADDRESS, types.int64)

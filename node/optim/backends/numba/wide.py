@@ -29,6 +29,7 @@ from node.optim.backends.numba.backend import (
     second_basis,
     thread_scratch,
 )
+from node.optim.backends.numba.inverse import all_basis
 from node.optim.base import Base
 from node.optim.exact.transforms import SHIFT, named
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
@@ -54,7 +55,7 @@ class Wide(Fused):
         basis = np.rint(2.0**SHIFT * named("dct").matrix)
         short = basis.astype(np.int16)
         left = np.concatenate([short[::2, : CHUNK_SIDE // 2], short[1::2, : CHUNK_SIDE // 2]])
-        self._wide = left, second_basis(short), basis
+        self._wide = left, all_basis(left), second_basis(short), basis
         super().__init__(layout, base)
 
     def at(self, draw: Draw) -> Wide:
@@ -121,7 +122,7 @@ class Wide(Fused):
         ]
         nested = not self._form.independent
         most = min(self._cap, len(packed)) * int(np.bincount(orders[0] >> 6).max())  # XOR moves whole columns
-        sure = nested and most <= wide_kernels.COLUMN_MAX and counts[0] * self._cap <= wide_kernels.CHUNK_MAX
+        sure = nested and most <= wide_kernels.COLUMN_MAX
         listed = np.array(rows, dtype=np.int64).reshape(-1, 4), orders, moved, nested, sure
         return listed, counts[0] if nested else sum(counts)
 

@@ -1,7 +1,7 @@
 """Votes at places that follow from the step, and the exact inverse of sums with any cap, over a range of chunks.
 
 `kernels` has the default's. Here sums are inverted at 12 bits without rounding, the same bits as `Transform.inverse_exact`. A
-chunk goes through 16-bit lanes where its votes are few enough (nearly always), and through fp64 otherwise. A *place* is a
+chunk goes through 16-bit lanes where they hold its first pass (nearly always), and through fp64 otherwise. A *place* is a
 coefficient's number with its bits in the order of `inverse.find_votes`: `64 * column + 32 * (row % 2) + row // 2`. To move bits
 about changes no XOR, so places follow from the step as coefficients do. ADR 33.
 """
@@ -18,12 +18,13 @@ _ROW = 256
 """Bytes in a row of 64 fp32, and of 64 int32."""
 _ROWS_AHEAD = 16
 _GROUPS_MAX = 512
+_SPARSE_MAX = 512
+"""Votes for a chunk up to which it is faster to take them one by one than to take every place."""
 
 COLUMN_MAX = 45
 """Votes in a column whose transform fits int16 for sure: 45 * 724 < 2^15, and no entry of the basis is above 724."""
 
-CHUNK_MAX = 4096
-"""Votes in a chunk whose inverse fits int32 for sure: 4096 * 724^2 < 2^31."""
+# numbers that fit int16 after the first pass fit int32 after the second: 64 * 724 * 2^15 < 2^31
 
 
 @kernel
@@ -139,9 +140,9 @@ def _sum_groups(chunk, ballots, codes, places, signs, sums):
 
 @njit(nogil=True)
 def _capped(places, found, cap, sums, said, load, single, sure):
-    """Each place's capped sum once into int16 `said`, where `sums` becomes zero; whether 16-bit lanes hold the inverse.
+    """Each place's capped sum once into int16 `said`, where `sums` becomes zero; whether `_turn` holds the first pass for sure.
 
-    `single`: the sums are in `said` already. `sure`: 16-bit lanes hold whatever there is.
+    `single`: the sums are in `said` already. `sure`: it holds whatever there is.
     """
     if not single:
         for vote in range(found):
@@ -155,7 +156,7 @@ def _capped(places, found, cap, sums, said, load, single, sure):
     load[:] = 0
     for vote in range(found):
         load[np.int64(places[vote]) >> 6] += abs(said[vote])
-    return load.max() <= COLUMN_MAX and load.sum() <= CHUNK_MAX
+    return load.max() <= COLUMN_MAX
 
 
 @njit(nogil=True)
@@ -165,6 +166,18 @@ def _turn(places, said, found, columns, rows):
     for vote in range(found):
         place = np.int64(places[vote])
         inverse.add_row_times(columns + (place >> 5 << 6), rows + ((place & 63) << 6), np.int64(said[vote]))
+
+
+@njit(nogil=True)
+def _turn_every(sums, places, said, cap, every, columns, beyond):
+    """`_capped` and `_turn` where votes are nearly everywhere. Whether 16 bits hold a chunk; if not, all places are listed."""
+    inverse.turn_all(sums.ctypes.data, cap, every.ctypes.data, columns, beyond.ctypes.data)
+    narrow = not beyond.any()
+    if not narrow:
+        for place in range(_CHUNK):
+            places[place], said[place] = place, sums[place]
+    sums[:] = 0
+    return narrow
 
 
 @njit(nogil=True)
@@ -210,39 +223,43 @@ def _move_widely(buffer, total, said, target, stride, factor, lr, mapped, iterat
 
 @kernel
 def apply_wide(
-    first, last, scratch, plan, tensors, ballots, orders, moved, nested, sure, cap, factor, lr, rows, second, basis, room,
-    maps, iterations, signs,
+    first, last, scratch, plan, tensors, ballots, orders, moved, nested, sure, cap, factor, lr, rows, every, second, basis,
+    room, maps, iterations, signs,
 ):  # fmt: skip
     """`p = p * factor - lr * direction` for the parameters, with the last three as `kernels.apply`.
 
     `orders` is empty for group votes.
 
-    `ballots`, `orders`, `moved`: see `_sum_drawn` and `_sum_groups`. `rows` int16 [64, 32], `second` as `inverse.turn_rows` and
-    fp64 `basis` [64, 64] are the basis at 12 bits. `room`: how many votes for a chunk there are. `sure`: see `_capped`.
+    `ballots`, `orders`, `moved`: see `_sum_drawn` and `_sum_groups`. The basis at 12 bits is int16 `rows` [64, 32], `every` as
+    `inverse.turn_all`, `second` as `inverse.turn_rows`, and fp64 `basis` [64, 64]. `room`: how many votes for a chunk there
+    are. `sure`: see `_capped`.
     """
     buffer = scratch.ctypes.data
     columns = buffer + 4 * _CHUNK
     pairs = columns + 2 * _CHUNK
-    single, found_room = orders.shape[0] == 1, np.empty((3, room), dtype=np.int16)
+    single, dense = orders.shape[0] == 1, orders.shape[0] > 1 and room > _SPARSE_MAX
+    found_room = np.empty((3, max(room, _CHUNK)), dtype=np.int16)
     places, said, totals = found_room[0], found_room[1], found_room[1 if single else 2]
     codes, load = np.empty(_GROUPS_MAX, dtype=np.uint8), np.empty(_SIDE, dtype=np.int64)
     sums = np.zeros(_CHUNK, dtype=np.int16)
     half, total = np.empty((_SIDE, _SIDE), dtype=np.float64), np.empty((_SIDE, _SIDE), dtype=np.float64)
     whole = np.empty((_SIDE, _SIDE), dtype=np.int32)
+    beyond = np.empty(16, dtype=np.int32)
     for chunk in range(first, last):
         if orders.shape[0]:
             found = _sum_drawn(chunk, ballots, orders, moved, nested, totals, places, sums)
         else:
             found = _sum_groups(chunk, ballots, codes, places, said, sums)
-        narrow = _capped(places, found, cap, sums, said, load, single, sure)
-        if narrow:
-            _turn(places, said, found, columns, rows.ctypes.data)
-            inverse.pair(columns, pairs)
+        if dense:
+            found, narrow = _CHUNK, _turn_every(sums, places, said, cap, every, columns, beyond)
         else:
-            _turn_widely(places, said, found, basis, half, total)
+            narrow = _capped(places, found, cap, sums, said, load, single, sure)
+            _turn(places, said, found if narrow else 0, columns, rows.ctypes.data)
+        inverse.pair(columns, pairs)
         target, stride = _find(plan, tensors, chunk, buffer)
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
         if not narrow:
+            _turn_widely(places, said, found, basis, half, total)
             _move_widely(buffer, total, whole, target, stride, factor, lr, maps[chunk], iterations, signs)
         elif maps[chunk]:
             move_map(buffer, pairs, second.ctypes.data, target, stride, factor, lr, iterations, signs)
