@@ -84,6 +84,7 @@ endif
 
 nightly: export SWARMENTUM_TEST_LM_EVAL = $(CURDIR)/.venv/lm-eval/bin/python
 nightly: export SWARMENTUM_TEST_TRAINERS = $(CURDIR)/.venv/trainers/bin/python
+nightly: export SWARMENTUM_TEST_COPIES = none
 nightly: .venv/.dev .venv/.lm-eval .venv/.trainers ## Run all tests, the long ones too and with new random examples, and three minutes of faults.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=default -n auto $(FILES) $(addprefix --ignore=,$(SWARMS))
 	$(BIN)/python -m pytest $(SWARMS)

@@ -47,6 +47,12 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)
 
 
+def pytest_sessionfinish() -> None:
+    """A worker of xdist ends without the end of Python, which takes the folder of tests/system/copied.py away."""
+    if "multiprocessing.util" in sys.modules:
+        sys.modules["multiprocessing.util"]._run_finalizers()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """A test that fails for one draw in ten is found when it is written, not by somebody else."""

@@ -5,7 +5,6 @@ table; exit code 0 if the run survived them all, else 1. `--seconds` is how long
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.attack.attacks import all_attacks
-from tests.system.local_swarm import GUARD, IMPATIENT, LocalSwarm, digests_by_step, toml_of_run
+from tests.system.copied import begin
+from tests.system.local_swarm import IMPATIENT, LocalSwarm, digests_by_step, toml_of_run
 
 HONEST = ("ada", "bob", "cyd")
 AFTER_SECONDS_MAX = 300.0
@@ -59,22 +59,17 @@ def pace(swarm: LocalSwarm, seconds: float) -> float:
 def attacked(swarm: LocalSwarm, name: str, what: str, seconds: float, calm_seconds: float) -> Result:
     """One attack, in a process of its own; the run has to be whole afterwards, and to go on."""
     calm = pace(swarm, calm_seconds)
-    command = [*GUARD, str(os.getpid()), sys.executable, "-m", "tests.attack.one"]
-    pid = str(swarm.processes["coordinator"].child.pid)
+    log, pid = swarm.folder / f"{name}.log", str(swarm.processes["coordinator"].child.pid)
     before, began = head(swarm), time.monotonic()
+    attacker = begin(log, "tests.attack.one", name, swarm.link, str(swarm.folder), str(seconds), pid)
     try:
-        done = subprocess.run(
-            [*command, name, swarm.link, str(swarm.folder), str(seconds), pid],
-            capture_output=True,
-            text=True,
-            timeout=10 * seconds + 300,
-            check=False,
-        )
+        said, _ = attacker.communicate(timeout=10 * seconds + 300)
     except subprocess.TimeoutExpired as error:
+        attacker.kill()
         return Result(name, what, calm, 0.0, False, f"the attacker did not end within {error.timeout:.0f} s")
     rate = (head(swarm) - before) / (time.monotonic() - began)
-    words = (done.stderr if done.returncode else done.stdout).strip()[-WORDS_MAX:]
-    return Result(name, what, calm, rate, done.returncode == 0 and goes_on(swarm), words)
+    words = (log.read_text() if attacker.returncode else said).strip()[-WORDS_MAX:]
+    return Result(name, what, calm, rate, attacker.returncode == 0 and goes_on(swarm), words)
 
 
 def goes_on(swarm: LocalSwarm) -> bool:

@@ -130,10 +130,7 @@ BY_NIGHT = pytest.mark.nightly
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "watch_flood",
-        *(pytest.param(name, marks=BY_NIGHT) for name in ("long_owner", "page_flood", "held_requests")),
-    ],
+    ["watch_flood", *(pytest.param(name, marks=BY_NIGHT) for name in ("long_owner", "page_flood", "held_requests"))],
 )
 async def test_steps_go_on_under_a_flood(tmp_path: Path, name: str) -> None:
     """The findings' floods stopped a run at once: of Watch streams for good, of pages to 2 steps in 15 s."""

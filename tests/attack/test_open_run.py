@@ -8,7 +8,6 @@ import asyncio
 import os
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,18 +15,19 @@ import pytest
 
 from node.archive.ledger import read
 from tests.attack.fakes import poison
-from tests.system.local_swarm import GUARD, IMPATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
+from tests.system.copied import Copied, begin
+from tests.system.local_swarm import IMPATIENT, LocalSwarm, digests_by_step, toml_of_run, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 HONEST = ("ada", "bob", "cyd")
 
 
-def attacked_from(swarm: LocalSwarm, name: str, step: int, seconds: float) -> subprocess.Popen[str]:
+def attacked_from(swarm: LocalSwarm, name: str, step: int, seconds: float) -> subprocess.Popen[str] | Copied:
     """Start an attack, in a process of its own, once the run has reached a step."""
     swarm.wait_step("ada", step)
-    command = [sys.executable, "-m", "tests.attack.one", name, swarm.link, str(swarm.folder), str(seconds)]
-    return subprocess.Popen([*GUARD, str(os.getpid()), *command], stdout=subprocess.PIPE, text=True)
+    command = ("tests.attack.one", name, swarm.link, str(swarm.folder), str(seconds))
+    return begin(swarm.folder / f"{name}.log", *command)
 
 
 def play(folder: Path, steps: int, attack: str | None) -> tuple[LocalSwarm, float, str]:

@@ -71,10 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--validation", type=int, default=VALIDATION, help=f"windows that rates are chosen on (default {VALIDATION})"
     )
     parser.add_argument(
-        "--held-out",
-        type=int,
-        default=HELD_OUT,
-        help=f"windows that are reported (default {HELD_OUT})",
+        "--held-out", type=int, default=HELD_OUT, help=f"windows that are reported (default {HELD_OUT})"
     )
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
     parser.add_argument("--device", default="cpu", help="of torch, such as cuda: bf16 forward passes (default cpu)")

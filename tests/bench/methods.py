@@ -462,11 +462,7 @@ METHODS: Final[Mapping[str, Method]] = {
         f"v2-{base['name']}-g16": Method(
             Votes, {"sizes": (16,), "base": base, **SECOND}, "muon votes" if base["name"] == "muon" else "votes"
         )
-        for base in (
-            {"name": "sgd", "momentum": 0.5},
-            {"name": "adamw", "beta1": 0.0, "beta2": 0.95},
-            {"name": "muon"},
-        )
+        for base in ({"name": "sgd", "momentum": 0.5}, {"name": "adamw", "beta1": 0.0, "beta2": 0.95}, {"name": "muon"})
     },
     "v2-muon-g128": Method(Votes, {"sizes": (128,), **MUON}, "muon votes"),
     "default": _default(),

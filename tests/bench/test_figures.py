@@ -24,11 +24,7 @@ POINTS = 0.11
 LOSS = 0.00051
 SHAKESPEARE = [
     *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "adam-votes-g16", "adam-votes-g128"),
-    *(
-        "groups-g128",
-        "adam-votes-topk-32",
-        "random-16",
-    ),
+    *("groups-g128", "adam-votes-topk-32", "random-16"),
     *("paper-k32-clip", "paper-k32", "late-g16-residual", "lost30-g16-restore", "diloco", "muon-votes-g16-p16"),
     *("adamw-ddp-run-schedule", "muon-ddp-run-schedule", "muon-votes-g16-run-schedule"),
 ]

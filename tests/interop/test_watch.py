@@ -56,10 +56,7 @@ class World:
 @asynccontextmanager
 async def world(home: Path, total_steps: int = TOTAL_STEPS) -> AsyncIterator[World]:
     coordinator = FakeCoordinator(total_steps)
-    async with (
-        coordinator.serve(home) as invite,
-        overlay_peer(home, topic_of(coordinator.run_id)) as host,
-    ):
+    async with coordinator.serve(home) as invite, overlay_peer(home, topic_of(coordinator.run_id)) as host:
         coordinator.bootstrap = tuple(await host.addresses())
         yield World(coordinator, invite, host)
 

@@ -186,10 +186,13 @@ def _quiet(verbose: bool) -> None:
     import structlog
     import torch
 
+    import tests.sim.faults  # noqa: F401 - and all that a world needs
+
     torch.set_num_threads(1)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.CRITICAL)
     )
+    gc.freeze()  # what is imported stays: a world's collection need not look at it
 
 
 if __name__ == "__main__":

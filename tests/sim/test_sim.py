@@ -1,11 +1,13 @@
 """The simulator in CI: 16 seeds (200 at night), the same bits for the same seed, bad memory found, and a crowd."""
 
-import os
 import re
 import subprocess
-import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
+
+from tests.system.copied import Copied, begin
 
 pytest.importorskip("greenlet", reason="the simulator's training threads are greenlets: install the extra `dev`")
 
@@ -17,24 +19,28 @@ def few_seeds(by_day: int, at_night: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seeds", [by_day, pytest.param(at_night, marks=pytest.mark.nightly)])
 
 
-def start(*arguments: str, module: str = "tests.sim") -> subprocess.Popen[str]:
-    """Each in a process of its own: hashing must be seeded before Python starts."""
-    command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+Started = tuple[Copied | subprocess.Popen[str], Path]
 
 
-def finished(process: subprocess.Popen[str], seconds: float = 840.0) -> str:
+def start(*arguments: str, module: str = "tests.sim") -> Started:
+    """Each in a process of its own, whose hashing is the same; what it writes to stderr goes to the file."""
+    with NamedTemporaryFile(prefix="swarmentum-sim-", suffix=".log", delete=False) as log:
+        notes = Path(log.name)
+    return begin(notes, module, *arguments, environment={"PYTHONHASHSEED": "0"}), notes
+
+
+def finished(started: Started, seconds: float = 840.0) -> str:
     """What it printed; a failure shows the line that replays it."""
+    process, notes = started
     try:
-        out, notes = process.communicate(timeout=seconds)
+        out, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        out, notes = process.communicate()
+        out, _ = process.communicate()
         raise AssertionError(f"not finished after {seconds} s:\n{out}") from None
-    assert process.returncode == 0, "\n".join(
-        [*(line for line in out.splitlines() if "seed " not in line[:5]), notes[-3000:]]
-    )
+    said = notes.read_text()[-3000:]
+    notes.unlink()
+    assert process.returncode == 0, "\n".join([*(line for line in out.splitlines() if "seed " not in line[:5]), said])
     return out
 
 

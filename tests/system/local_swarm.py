@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,19 +15,17 @@ from typing import Any, Self, TypeVar
 
 import psutil
 
-from node.overlay import guard
 from protos.invite import Invite
+from tests.system import copied
+from tests.system.copied import begin
 
 T = TypeVar("T")
 # Only what never comes is waited for so long: a busy machine is no failure, and a stalled one goes on
 READY_SECONDS_MAX = 300.0
-# no swarm outlives tests that were killed
-GUARD = (sys.executable, "-I", "-S", guard.__file__)
 POLL_SECONDS = 0.05
 # a run of these tests names a file of the machine that both sides are on
 SURROUNDINGS = {
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
+    **copied.SURROUNDINGS,
     "SWARMENTUM_ALLOW": "code,data",  # tests/system/tiny.py
     "SWARMENTUM_COORDINATOR_WEB_LISTEN": "none",  # only tests of the page start one
 }
@@ -91,16 +88,7 @@ class Process:
         self, log: Path, *command: str, environment: dict[str, str] | None = None, inside: tuple[str, ...] = ()
     ) -> None:
         self.log = log
-        self._file = log.open("a")
-        self.child = subprocess.Popen(
-            [*GUARD, str(os.getpid()), *inside, sys.executable, "-m", *command],
-            stdout=subprocess.PIPE,
-            stderr=self._file,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, **SURROUNDINGS, **(environment or {})},
-            start_new_session=True,
-        )
+        self.child = begin(log, *command, environment={**SURROUNDINGS, **(environment or {})}, inside=inside)
 
     def first_json(self) -> dict[str, Any]:
         """The first line of stdout."""
@@ -133,7 +121,6 @@ class Process:
             self.child.wait(60)
         if self.child.stdout is not None:
             self.child.stdout.close()
-        self._file.close()
 
 
 def leave(*processes: Process) -> None:

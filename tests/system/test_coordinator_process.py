@@ -47,11 +47,7 @@ snapshot_every = 2
 
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARMENTUM_")}
-    return kept | {
-        "PYTHONPATH": str(ROOT),
-        "PYTHONWARNINGS": "error",
-        "SWARMENTUM_COORDINATOR_WEB_LISTEN": "none",
-    }
+    return kept | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "SWARMENTUM_COORDINATOR_WEB_LISTEN": "none"}
 
 
 def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

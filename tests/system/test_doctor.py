@@ -81,16 +81,7 @@ def test_a_machine_and_a_run_that_goes_on(swarm: LocalSwarm, tmp_path: Path) -> 
     assert done.returncode == 0, (done.stdout, done.stderr)
     values = json.loads(done.stdout)
     found = by_name(values)
-    for name in (
-        "coordinator",
-        "run",
-        "request",
-        "admission",
-        "model",
-        "run's disk",
-        "speed",
-        "reachability",
-    ):
+    for name in ("coordinator", "run", "request", "admission", "model", "run's disk", "speed", "reachability"):
         assert found[name]["verdict"] == "ok", found[name]
     assert "open, step " in found["run"]["text"]
     assert "1 peer ready" in found["run"]["text"]

@@ -17,10 +17,7 @@ from tests.system.local_swarm import (
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 RUN = toml_of_run(
-    "methods",
-    TINY_MODEL,
-    source="DATA",
-    clock={"batch_samples": 24, "min_peers": 2, "snapshot_every": 15} | PATIENT,
+    "methods", TINY_MODEL, source="DATA", clock={"batch_samples": 24, "min_peers": 2, "snapshot_every": 15} | PATIENT
 )
 METHODS = {
     "top-k into AdamW": """

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from protos.pinned import TLS_NAME
-from tests.system.local_swarm import GUARD, wait_for
+from tests.system.copied import GUARD
+from tests.system.local_swarm import wait_for
 from tests.system.netns import HOME_ADDRESS, HOME_ROUTER, HOMES, PUBLIC, Internet, NotHereError
 from tests.system.test_nat import COORDINATOR_PORT, PUBLIC_PEER, RELAY_PORT, NatSwarm, leaves_cleanly, trained_together
 

@@ -28,10 +28,7 @@ VIEW = "node.terminal.peer_view"
 WRITE = {"aarch64": "64"}.get(platform.machine(), "1")
 """The kernel's number of `write`."""
 # One way to end it stands for all; `make nightly` tries each.
-WAYS = (
-    "ctrl-c",
-    *(pytest.param(way, marks=pytest.mark.nightly) for way in ("q", "sigterm", "hang-up")),
-)
+WAYS = ("ctrl-c", *(pytest.param(way, marks=pytest.mark.nightly) for way in ("q", "sigterm", "hang-up")))
 MODEL = """
 [model]
 factory = "tests.system.paced_model:make"

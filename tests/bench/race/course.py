@@ -63,11 +63,7 @@ def _watched(rival: Rival, task: Task, internet: Internet, advance: Callable[[in
 
 
 def _follow(
-    course: Course,
-    task: Task,
-    internet: Internet,
-    counted: list[Counted],
-    advance: Callable[[int, float | None], None],
+    course: Course, task: Task, internet: Internet, counted: list[Counted], advance: Callable[[int, float | None], None]
 ) -> None:
     """Until it is through, or RivalError at a deadline."""
     began, first = time.monotonic(), None

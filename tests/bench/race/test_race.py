@@ -35,10 +35,7 @@ def task(folder: Path, **change: Any) -> Task:
 
 
 def test_a_curve_begins_at_the_end_of_the_first_step() -> None:
-    peers = [
-        [Line(1, 5.0, 8, 100.0), Line(2, 4.0, 8, 102.0)],
-        [Line(1, 3.0, 8, 100.0), Line(2, 2.0, 24, 104.0)],
-    ]
+    peers = [[Line(1, 5.0, 8, 100.0), Line(2, 4.0, 8, 102.0)], [Line(1, 3.0, 8, 100.0), Line(2, 2.0, 24, 104.0)]]
     counted = [Counted(99.0, 0), Counted(100.0, 1000), Counted(103.0, 4000), Counted(110.0, 9000)]
     first, second = curve(peers, counted, 2)
     assert first == Point(1, 4.0, 16, 0.0, 0.0)

@@ -25,17 +25,7 @@ from protos.identity import Identity, peer_id
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from protos.slices import Aggregate
-from tests.unit.coordinator.driver import (
-    LAYOUT,
-    Harness,
-    Swarm,
-    claim_of,
-    digest_of,
-    joined,
-    key,
-    sha,
-    snapshot_at,
-)
+from tests.unit.coordinator.driver import LAYOUT, Harness, Swarm, claim_of, digest_of, joined, key, sha, snapshot_at
 
 ANCHOR = Identity.from_seed(b"a" * 32).public_key
 RIGHT, WRONG = (Aggregate(sha(name), 64) for name in ("right", "wrong"))

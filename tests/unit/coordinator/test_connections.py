@@ -27,11 +27,7 @@ def test_rows_of_the_kernel_are_read() -> None:
     mapped = row("0000000000000000FFFF00000A000002", 7, 13)
     v6 = row("B80D0120000000000000000001000000", 8, 14)
     rows = [HEADER, row("0A0000C0", 5, 11), row("0A0000C0", 6, 12, state="0A"), mapped, v6, "torn"]
-    expected = [
-        Connection(11, "192.0.0.10", 5),
-        Connection(13, "2.0.0.10", 7),
-        Connection(14, "2001:db8::1", 8),
-    ]
+    expected = [Connection(11, "192.0.0.10", 5), Connection(13, "2.0.0.10", 7), Connection(14, "2001:db8::1", 8)]
     assert parse(rows, 0x1E14) == expected
     assert parse(rows, 0x1E15) == []
 

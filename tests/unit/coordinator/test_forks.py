@@ -22,17 +22,7 @@ from protos.optimizer_config import BaseOptimizerConfig, OptimizerConfig
 from protos.run_config import RunConfig, TrustConfig
 from protos.start import start_from_body, start_of
 from protos.v1 import log_pb2
-from tests.unit.coordinator.driver import (
-    LAYOUT,
-    RUN_ID,
-    Harness,
-    Swarm,
-    config,
-    digest_of,
-    key,
-    sha,
-    snapshot_at,
-)
+from tests.unit.coordinator.driver import LAYOUT, RUN_ID, Harness, Swarm, config, digest_of, key, sha, snapshot_at
 from tests.unit.coordinator.serving import COORDINATOR, operated, served
 from tests.unit.protos.test_start import START
 

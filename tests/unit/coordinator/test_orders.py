@@ -46,15 +46,7 @@ from protos.run_config import RunConfig, config_from_json
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 from tests.unit.coordinator.driver import Harness, config, joined, key
-from tests.unit.coordinator.serving import (
-    COORDINATOR,
-    Served,
-    identity,
-    operated,
-    operator_stub,
-    peers,
-    served,
-)
+from tests.unit.coordinator.serving import COORDINATOR, Served, identity, operated, operator_stub, peers, served
 from tests.unit.coordinator.test_machine import opened_together
 from tests.unit.coordinator.test_peers import decide
 from tests.unit.coordinator.test_service import begin, one_step
@@ -433,11 +425,7 @@ async def test_orders_survive_a_restart_and_the_log_file_names_all_signers(tmp_p
     async with served(tmp_path, guarded(min_peers=2)) as here, here.channel() as channel:
         body = live(1, finishes=True, reason="good")
         await operator_stub(channel).SignOrder(pb.SignOrderRequest(envelope=envelope(here, ADA, body)))
-    async with (
-        served(tmp_path, guarded(min_peers=2)) as here,
-        peers(here, 3) as swarm,
-        here.channel() as channel,
-    ):
+    async with served(tmp_path, guarded(min_peers=2)) as here, peers(here, 3) as swarm, here.channel() as channel:
         stub = operator_stub(channel)
         await begin(here, swarm[:2])
         first = swarm[:2]

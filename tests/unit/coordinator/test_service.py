@@ -627,10 +627,7 @@ async def test_only_the_signer_of_a_streams_first_report_may_leave_signatures_ou
 
         stub = rpc.CoordinatorServiceStub(ada.client._channel)
         mine = ada.client._reported(pb.ReportBody())
-        for asked, why in (
-            ([unsigned_report(ada)], "wrong length"),
-            ([mine, unsigned_report(bob)], "wrong length"),
-        ):
+        for asked, why in (([unsigned_report(ada)], "wrong length"), ([mine, unsigned_report(bob)], "wrong length")):
             stream = stub.Tell(iter(asked))
             with pytest.raises(grpc.aio.AioRpcError, match=why) as refused:
                 await _all(stream)

@@ -114,9 +114,7 @@ def test_who_is_refused_for_another_reason_uses_nothing() -> None:
 def test_a_use_is_journalled_before_the_peer_is_told_and_no_crash_gives_it_twice() -> None:
     made = harness(OTHER)
     effects = made.feed(replace(joined(0), ticket=OTHER, unix_ms=NOW))
-    assert [effect.record for effect in effects if isinstance(effect, Append)] == [
-        TicketUsed(OTHER.ticket_id, key(0)),
-    ]
+    assert [effect.record for effect in effects if isinstance(effect, Append)] == [TicketUsed(OTHER.ticket_id, key(0))]
     for length in range(len(made.journal) + 1):  # killed after any write: nobody was told before the last one
         again = Harness(made.settings, layout=LAYOUT)
         again.load(made.journal[:length])

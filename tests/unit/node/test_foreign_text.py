@@ -60,17 +60,7 @@ def test_nothing_of_a_status_is_cut(
     assert max(map(len, lines)) <= columns
     words = " ".join(lines)
     assert "\u2026" not in words
-    for word in (
-        "123456",
-        "123000",
-        "1234.5",
-        "3.2500",
-        "probation",
-        (b"d" * 8).hex(),
-        "12.5",
-        "Laptop",
-        "samples/s",
-    ):
+    for word in ("123456", "123000", "1234.5", "3.2500", "probation", (b"d" * 8).hex(), "12.5", "Laptop", "samples/s"):
         assert word in words, word
 
 

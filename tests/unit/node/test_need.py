@@ -163,10 +163,7 @@ def test_a_peer_that_saves_memory_has_a_short_momentum_one_gradient_and_copies_o
 
 @pytest.mark.parametrize(
     ("given", "why", "tensors"),
-    [
-        ({"overlap": True}, "overlap makes them", 2),
-        ({"checks": True}, "the run checks votes", 1),
-    ],
+    [({"overlap": True}, "overlap makes them", 2), ({"checks": True}, "the run checks votes", 1)],
 )
 def test_what_needs_whole_gradients_is_counted_with_them(given: dict[str, Any], why: str, tensors: int) -> None:
     assert small(**given).memory(1) == 4040 + 2000 + tensors * 4000

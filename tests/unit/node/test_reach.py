@@ -7,16 +7,7 @@ import pytest
 
 from node.overlay import reach
 from node.overlay.host import Host
-from node.overlay.reach import (
-    PORTS_MAX,
-    PROTOCOL,
-    ReachAnswer,
-    ReachState,
-    Remote,
-    ask_all,
-    conclude,
-    tcp_ports,
-)
+from node.overlay.reach import PORTS_MAX, PROTOCOL, ReachAnswer, ReachState, Remote, ask_all, conclude, tcp_ports
 from node.overlay.settings import OverlaySettings, hosts_of
 from protos.errors import NetworkError
 from protos.identity import Identity

@@ -12,11 +12,7 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 from node.optim.base import BY_CHUNKS as BASE
 from node.optim.base import BaseConfig
@@ -151,10 +147,7 @@ def damaged() -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "of AdamW": (
-        adamw_state,
-        r"of another model or another optimizer \(it has exp_avg, exp_avg_sq, step; expected",
-    ),
+    "of AdamW": (adamw_state, r"of another model or another optimizer \(it has exp_avg, exp_avg_sq, step; expected"),
     "another method": (
         lambda: state("paper"),
         r"has method paper, chunks of 64, and this optimizer has method dct, muon by chunks",
