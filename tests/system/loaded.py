@@ -2,6 +2,7 @@
 
 import gc
 from importlib import import_module
+from pathlib import Path
 
 import torch
 
@@ -24,3 +25,5 @@ with torch.random.fork_rng(devices=[]):
     DeMo(model(), DeMoConfig())
 gc.freeze()
 gc.enable()
+if Path("/proc/self/task").is_dir():  # a copy has one thread of its original: what another held would stay locked
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "something that is loaded has started a thread"
