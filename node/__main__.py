@@ -91,10 +91,7 @@ def doctor(
 @_command(READ_A_RUN)
 def status(
     invite: InviteLink,
-    live: Annotated[
-        bool, typer.Option("--watch", help="Keep looking: a live view on a terminal, otherwise a line for each change.")
-    ] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="With --watch: lines, also on a terminal.")] = False,
+    live: Annotated[bool, typer.Option("--watch", help="Keep looking: a line for each change.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show a run: its phase, step, loss and peers. Joins nothing."""
@@ -103,8 +100,8 @@ def status(
     from node.commands.status import watch as look_on
 
     if live:
-        raise typer.Exit(look_on(link_from(invite), plain=plain, as_json=as_json))
-
+        look_on(link_from(invite), as_json=as_json)
+        return
     values = ask(link_from(invite))
     if as_json:
         print_json(values)

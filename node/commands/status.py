@@ -20,15 +20,12 @@ from rich.text import Text
 
 from node.commands.options import link_from
 from node.link.run_reader import RunReader, read_facts
-from node.terminal.stage import can_show
-from protos.accounts import loss_of
 from protos.amounts import amount
 from protos.changes import changed_values
 from protos.errors import NetworkError
 from protos.evaluation import figures
 from protos.identity import peer_id
 from protos.invite import Invite
-from protos.limits import ENTRIES_PAGE_MAX
 from protos.owner import NOBODY, groups, owners_of
 from protos.run_config import RunConfig
 from protos.run_facts import peer_values, run_values, unconfirmed_words
@@ -159,53 +156,19 @@ _WORK: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-class Watcher:
-    """Looks at a run again and again, over one connection. It is a `Source` of `node/terminal/run_view.py`."""
-
-    def __init__(self, invite: Invite) -> None:
-        self._run, self._run_id = RunReader(invite), invite.run_id
-
-    async def look(self) -> dict[str, Any]:
-        """The facts now. Raises NetworkError or RefusedError; the next call connects again."""
-        return as_values(*await self._run.facts(), self._run_id)
-
-    async def losses(self, step: int, count: int) -> list[float]:
-        """Of the log's steps up to `step`, at most `count` and at most a page; the newest last. Each entry is verified."""
-        found: list[float] = []
-        async for signed in self._run.entries(max(step - min(count, ENTRIES_PAGE_MAX) + 1, 1)):
-            found.append(loss_of(signed.entry.contributions, found[-1] if found else 0.0))
-            if signed.entry.step >= step:
-                break
-        return found
-
-    async def close(self) -> None:
-        """Hang up."""
-        await self._run.close()
+def watch(link: str, *, as_json: bool) -> None:
+    """Look until the run is finished, over one connection: a line for each change."""
+    asyncio.run(_lines(Invite.parse(link), as_json=as_json))
 
 
-def watch(link: str, *, plain: bool, as_json: bool) -> int:
-    """Look until the person ends it: a view on a terminal, otherwise a line for each change until the run is finished."""
-    source = Watcher(Invite.parse(link))
-    if not plain and not as_json and can_show():
-        from node.terminal.run_view import RunView
-
-        view = RunView(source)
-        code = view.show()
-        if view.failure is not None:
-            raise view.failure
-        return code
-    asyncio.run(_lines(source, as_json=as_json))
-    return 0
-
-
-async def _lines(source: Watcher, *, as_json: bool) -> None:
-    """A line for each change, until the run is finished. A coordinator that is away is asked again, for ever."""
+async def _lines(invite: Invite, *, as_json: bool) -> None:
+    """A coordinator that is away is asked again, for ever."""
     before: tuple[Any, ...] = ()
     waits = Waits()
-    try:
+    async with RunReader(invite) as run:
         while True:
             try:
-                values = await source.look()
+                values = as_values(*await run.facts(), invite.run_id)
             except NetworkError as error:
                 print(f"the coordinator is away, asking again: {printable(str(error))}", file=sys.stderr, flush=True)
                 await asyncio.sleep(waits.next())
@@ -218,8 +181,6 @@ async def _lines(source: Watcher, *, as_json: bool) -> None:
                 return
             before = now
             await asyncio.sleep(LINE_SECONDS)
-    finally:
-        await source.close()
 
 
 def _line(values: dict[str, Any]) -> str:

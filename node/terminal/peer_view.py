@@ -23,16 +23,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from textual import work
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
 from textual.widgets import Footer
 
 from node.control import words
 from node.control.control_server import call
-from node.terminal.widgets import Curve, Fact, Heading, Lines, Rule, TerminalView
+from node.terminal.widgets import Curve, Fact, Heading, Help, Lines, Rule
 from protos.amounts import duration
 from protos.errors import SwarmentumError
+from protos.signals import EXIT_INTERRUPTED
 from protos.text import printable
 
 WINDOW_SECONDS = 10.0
@@ -80,9 +82,12 @@ the last steps.
 """
 
 
-class PeerView(TerminalView):
-    """Of the peer with this home. `peer`: its process, which Ctrl-C is for; `life`: see the module."""
+class PeerView(App[int]):
+    """Of the peer with this home. `peer`: its process, which Ctrl-C is for; `life`: see the module. The mouse is left to the
+    terminal, so that text can be selected."""
 
+    TITLE = "swarmentum"
+    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("p", "pause", "Pause / go on"),
         Binding("f", "finish", "Finish, then leave"),
@@ -91,11 +96,9 @@ class PeerView(TerminalView):
         Binding("ctrl+c", "interrupt", show=False, priority=True),
         Binding("ctrl+q", "leave", show=False, priority=True),
     ]
-    HELP_TEXT = HELP
-    STOPPED = 0  # the peer says how it ended
-    CSS = (
-        TerminalView.CSS
-        + """
+    CSS = """
+    #main { padding: 0 1; height: 1fr; overflow: hidden; }
+    Footer { dock: bottom; }
     #facts { width: 1fr; height: auto; }
     #upper { height: auto; }
     #votes { display: none; width: 52; height: 100%; margin-left: 2; }
@@ -103,10 +106,9 @@ class PeerView(TerminalView):
     .-tall Curve { height: 6; }
     #foot { height: 1; color: $text-muted; }
     """
-    )
 
     def __init__(self, home: Path, *, peer: int | None = None, life: int | None = None) -> None:
-        super().__init__()
+        super().__init__(ansi_color=None)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (34, "-tall")]
         self._home, self._peer, self._life = home, peer, life
@@ -139,9 +141,31 @@ class PeerView(TerminalView):
             yield Lines(id="foot")
         yield Footer()
 
+    def show(self) -> int:
+        """Show it until it ends; the exit code."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is a key here
+        signal.signal(signal.SIGHUP, lambda *_: os._exit(EXIT_INTERRUPTED))  # no terminal is left to put in order
+        code = self.run(mouse=False)
+        return 1 if code is None else code
+
+    @property
+    def main(self) -> Screen[object]:
+        """The view itself, also while the help covers it."""
+        return self.screen_stack[0]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is something to draw on: an answer may come while the view begins or ends."""
+        return self.is_running and bool(self.screen_stack) and bool(self.main.query("Footer"))
+
+    def end(self) -> None:
+        """Leave the terminal as it was. The peer says how it ended."""
+        self.exit(0)
+
     def on_mount(self) -> None:
-        """Begin to ask."""
-        super().on_mount()
+        """Begin to ask. Ends in order when it is asked to."""
+        if not self.is_headless:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.end)
         if self._life is not None:
             asyncio.get_running_loop().add_reader(self._life, self.end)
             threading.Thread(target=_end_with, args=(self._life,), daemon=True).start()
@@ -223,6 +247,11 @@ class PeerView(TerminalView):
     def action_leave(self) -> None:
         """The key `q`."""
         self.command("leave")
+
+    def action_explain(self) -> None:
+        """The key `?`."""
+        if not isinstance(self.screen, Help):
+            self.push_screen(Help(HELP))
 
     def action_interrupt(self) -> None:
         """Ctrl-C: as in a terminal without the view."""

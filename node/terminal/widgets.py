@@ -1,27 +1,20 @@
-"""Parts of the terminal views: a line with progress, facts with a name, a curve, lines that are cut at the window's edge.
+"""Parts of the terminal view: a line with progress, facts with a name, a curve, lines that are cut at the window's edge.
 
 All text is shown as it is, never as markup.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 from collections.abc import Sequence
-from typing import ClassVar
 
 from rich.text import Text
 from textual import events
-from textual.app import App, ComposeResult, RenderResult
-from textual.binding import BindingType
+from textual.app import ComposeResult, RenderResult
 from textual.containers import Horizontal
 from textual.reactive import reactive
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Sparkline, Static
-
-from protos.signals import EXIT_INTERRUPTED
 
 STYLES = {"good": "#4ec96a", "wait": "#e5c454", "bad": "bold #ff6b6b", "": ""}
 
@@ -155,56 +148,3 @@ class Help(ModalScreen[None]):
         if not self._closed:
             self._closed = True
             self.dismiss()
-
-
-# What the terminal views have in common: keys, signals, and an end that leaves the terminal as it was.
-
-
-class TerminalView(App[int]):
-    """Its return value is an exit code. The mouse is left to the terminal, so that text can be selected."""
-
-    TITLE = "swarmentum"
-    ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar[list[BindingType]] = []
-    HELP_TEXT: ClassVar[str] = ""
-    STOPPED: ClassVar[int] = EXIT_INTERRUPTED
-    """The exit code after a SIGTERM."""
-    CSS = """
-    #main { padding: 0 1; height: 1fr; overflow: hidden; }
-    Footer { dock: bottom; }
-    """
-
-    def __init__(self) -> None:
-        super().__init__(ansi_color=None)
-        self._signalled = False
-
-    def show(self) -> int:
-        """Show it until it ends; the exit code."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is a key here
-        signal.signal(signal.SIGHUP, lambda *_: os._exit(EXIT_INTERRUPTED))  # no terminal is left to put in order
-        code = self.run(mouse=False)
-        return 1 if code is None else code
-
-    def on_mount(self) -> None:
-        """Ends in order when it is asked to."""
-        if not self.is_headless:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.end, self.STOPPED)
-
-    @property
-    def main(self) -> Screen[object]:
-        """The view itself, also while the help covers it."""
-        return self.screen_stack[0]
-
-    @property
-    def is_up(self) -> bool:
-        """Whether there is something to draw on: an answer may come while the view begins or ends."""
-        return self.is_running and bool(self.screen_stack) and bool(self.main.query("Footer"))
-
-    def end(self, code: int = 0) -> None:
-        """Leave the terminal as it was."""
-        self.exit(code)
-
-    def action_explain(self) -> None:
-        """The key `?`."""
-        if not isinstance(self.screen, Help):
-            self.push_screen(Help(self.HELP_TEXT))
