@@ -62,7 +62,6 @@ class LateDoor:
         return self._known().bytes_max
 
     def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Any:
-        """See `UpdateDoor.open`."""
         return self._known().open(data, step, named_bytes)
 
     def part(self, number: int) -> LateDoor:
@@ -77,17 +76,14 @@ class LateDoor:
         return aggregate_bytes_max(self._known())
 
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes:
-        """See `node.wire.validate.aggregate`."""
         return aggregate(self._known(), updates, step)
 
     def is_sum(self, data: bytes, updates: Sequence[Update], step: int, hidden: int = 0) -> bool:
-        """See `node.wire.validate.is_sum`."""
         return is_sum(self._known(), data, updates, step, hidden)
 
     def open_aggregate(
         self, data: bytes, step: int, named_bytes: int, refused: Callable[[Refusal], None] | None = None
     ) -> tuple[Update, ...]:
-        """See `node.wire.validate.open_aggregate`."""
         return open_aggregate(self._known(), data, step, named_bytes, refused)
 
     def fit(self, replica: Replica, cap: int) -> None:

@@ -44,7 +44,6 @@ class ThrottledLog:
         self._say(self._log.info, event, cause, values)
 
     def warning(self, event: str, cause: Hashable, **values: Any) -> None:
-        """As `info`."""
         self._say(self._log.warning, event, cause, values)
 
     def _say(self, say: Callable[..., Any], event: str, cause: Hashable, values: dict[str, Any]) -> None:

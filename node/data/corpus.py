@@ -154,13 +154,11 @@ class Survey:
     inside: Reading
 
     def check(self, *, allowed: bool, how: str = "add --allow-left-out") -> None:
-        """See `Reading.check`."""
         self.names.check(self.place, allowed=allowed, how=how)
         self.inside.check(self.place, allowed=allowed, how=how)
 
     @property
     def share(self) -> float:
-        """See `Reading.share`."""
         return max(self.names.share, self.inside.share)
 
     def lines(self) -> list[str]:

@@ -235,7 +235,6 @@ class MixedSamples(Samples):
         return np.concatenate(parts)
 
     def away(self, ranges: Iterable[Range]) -> str:
-        """See `Samples.away`."""
         wanted: dict[int, list[Range]] = {}
         for part in ranges:
             for source, own, _ in self._parts(part.start, part.stop):

@@ -98,7 +98,6 @@ class Folder:
             )
 
     def tokens(self, shard: int) -> FileTokens:
-        """See `Shelf`."""
         return self._shards.open(shard)
 
     def want(self, shards: list[int]) -> None:
@@ -140,7 +139,6 @@ class Cache:
             return None
 
     def want(self, shards: list[int]) -> None:
-        """See `Shelf`."""
         with self._lock:
             self._wanted = list(shards)
             for shard in shards:
@@ -149,7 +147,6 @@ class Cache:
             self._lock.notify()
 
     def progress(self, shard: int) -> str:
-        """See `Shelf`."""
         known = self._shards.manifest.shards[shard]
         with self._lock:
             under_way = self._under_way

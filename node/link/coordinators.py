@@ -65,7 +65,6 @@ class CoordinatorWays:
         return self._proxies[address]
 
     async def certificate(self, address: str, seconds_max: float) -> bytes:
-        """See `fetch_certificate`."""
         return await asyncio.to_thread(fetch_certificate, address, self._sha256, seconds_max, await self.to(address))
 
     def known(self, address: str) -> HttpProxy | None:

@@ -29,19 +29,15 @@ class GradientTaker(Protocol):
 
     def start(self) -> None:
         """The next backward pass is the first one, perhaps again."""
-        ...
 
     def last(self, samples: int) -> None:
         """The next backward pass completes the gradients: sums over so many samples, or a mean (1)."""
-        ...
 
     def hooked(self) -> AbstractContextManager[None]:
         """`take` what the backward passes within make."""
-        ...
 
     def take(self, index: int, parameter: Tensor) -> None:
         """Take the gradient in `.grad` of the parameter with this index among those trained, and free it."""
-        ...
 
 
 @dataclass(frozen=True)

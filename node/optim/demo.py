@@ -353,7 +353,6 @@ class DeMo(Voting):
 
     @property
     def _method(self) -> str:
-        """As `DeMoConfig.method`."""
         return self.config.method(self._transform)
 
     def parameter_state(self) -> list[ParameterState]:

@@ -167,7 +167,6 @@ class Layout:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """As `kinds_of`."""
         return {place.name: place.kind for place in self.places if place.kind}
 
     def empty(self, device: torch.device | str) -> Tensor:

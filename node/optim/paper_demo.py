@@ -267,7 +267,6 @@ class PaperDeMo:
             apply_update(parameter.detach(), direction.to(torch.float32), lr, self.config.weight_decay)
 
     def check_parameters(self) -> None:
-        """As `Voting.check_parameters`."""
         self._laid_out.check_parameters()
         self._laid_out.check_gradients()
 

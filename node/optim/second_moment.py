@@ -38,19 +38,15 @@ class Moment(Protocol):
 
     def divide(self, gradients: Sequence[Tensor | None]) -> None:
         """Divide in place, fp32; None stays None. The gradients must be finite, because the moment keeps a part of each."""
-        ...
 
     def by_tensor(self) -> list[dict[str, Tensor]]:
         """The live state of each tensor, by name."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """The state, which is private to the peer."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a saved state of either kind, by copy. Raises `ValueError` if the state belongs to other parameters."""
-        ...
 
 
 class SecondMoment:
@@ -75,7 +71,6 @@ class SecondMoment:
 
     @torch.no_grad()
     def divide(self, gradients: Sequence[Tensor | None]) -> None:
-        """See `Moment.divide`."""
         corrections = self.advance(gradients)
         given = zip(gradients, self.squares, corrections, strict=True)
         there = [(local_part(g), square, correction) for g, square, correction in given if g is not None]
@@ -89,11 +84,9 @@ class SecondMoment:
                 own.div_((square / correction).add_(EPSILON).sqrt_())
 
     def by_tensor(self) -> list[dict[str, Tensor]]:
-        """See `Moment.by_tensor`."""
         return [{"second": square} for square in self.squares]
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Moment.state_dict`."""
         return {"counts": list(self.counts), "squares": self.squares}
 
     @torch.no_grad()
@@ -125,7 +118,6 @@ class FactoredMoment:
 
     @torch.no_grad()
     def divide(self, gradients: Sequence[Tensor | None]) -> None:
-        """See `Moment.divide`."""
         for index, gradient in enumerate(gradients):
             if gradient is not None and gradient.numel():
                 own = _matrix(gradient)
@@ -163,12 +155,10 @@ class FactoredMoment:
         return _mean_squares, _scale
 
     def by_tensor(self) -> list[dict[str, Tensor]]:
-        """See `Moment.by_tensor`."""
         pairs = zip(self.rows, self.columns, strict=True)
         return [{"second_rows": rows, "second_columns": columns} for rows, columns in pairs]
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Moment.state_dict`."""
         return {"counts": list(self.counts), "rows": self.rows, "columns": self.columns}
 
     @torch.no_grad()

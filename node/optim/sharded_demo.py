@@ -142,7 +142,6 @@ class ShardedDeMo(Voting):
 
     @property
     def open_votes(self) -> Votes | None:
-        """As `DeMo.open_votes`."""
         return None if self._pending is None else Votes(self._pending[1], self._pending[0], math.nan)
 
     def resume(

@@ -34,24 +34,19 @@ class Pieces(Protocol):
     @property
     def shape(self) -> Sequence[int]:
         """The shape of the whole tensor."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of its elements."""
-        ...
 
     def numel(self) -> int:
         """Elements in all."""
-        ...
 
     def pieces(self, first: int, last: int) -> Iterator[Tensor]:
         """The elements `first` to `last - 1` of the flat tensor, in order, as flat tensors."""
-        ...
 
     def copy_(self, source: Tensor) -> object:
         """Copy a whole tensor of the same shape into this one."""
-        ...
 
 
 def whole(tensor: Tensor | Pieces) -> Tensor:

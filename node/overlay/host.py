@@ -196,7 +196,6 @@ class Host:
             await self.finder.begin()
 
     async def keep_reachable_forever(self) -> None:
-        """See `Finder.keep_forever`."""
         if self.settings.finds_out:
             await self.finder.keep_forever()
 
@@ -215,11 +214,9 @@ class Host:
     # ---- addresses and connections -----------------------------------------------------------------------------------
 
     async def addresses(self) -> list[str]:
-        """See `Links.addresses`."""
         return await self._links.addresses()
 
     async def seen_at(self, remote: str) -> str | None:
-        """See `Links.seen_at`."""
         return await self._links.seen_at(remote)
 
     async def access(self) -> Access:
@@ -231,23 +228,18 @@ class Host:
         return Access(verdict, len(settings.relays), direct, len(connected) - direct)
 
     async def subscribers(self, topic: str) -> set[str]:
-        """See `Pubsub.subscribers`."""
         return await self.pubsub.subscribers(topic)
 
     async def connected(self) -> dict[str, bool]:
-        """See `Links.connected`."""
         return await self._links.connected()
 
     async def connect(self, addresses: list[str]) -> bool:
-        """See `Links.connect`."""
         return await self._links.connect(addresses)
 
     async def dial_directly(self, remote: str, addresses: list[str]) -> bool:
-        """See `Links.dial_directly`."""
         return await self._links.dial_directly(remote, addresses)
 
     async def punch(self, remote: str, addresses: list[str]) -> bool:
-        """See `Links.punch`."""
         return await self._links.punch(remote, addresses)
 
     async def places(self) -> set[str]:
@@ -290,5 +282,4 @@ class Host:
         await self.pubsub.publish(topic, data)
 
     async def publish_to_each(self, topic: str, data: bytes) -> None:
-        """See `Pubsub.publish_to_each`."""
         await self.pubsub.publish_to_each(topic, data)

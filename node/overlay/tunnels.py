@@ -101,7 +101,6 @@ class Tunnels:
         return True
 
     async def _connect(self, proxy: HttpProxy, host: str, port: int) -> socket.socket:
-        """See `HttpProxy.connect`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, proxy.connect, host, port, CONNECT_SECONDS_MAX)
 

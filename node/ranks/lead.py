@@ -120,12 +120,10 @@ class RemoteTensor:
         return torch.Size(self.shape).numel()
 
     def pieces(self, first: int, last: int) -> Iterator[Tensor]:
-        """As `Pieces` says."""
         for low in range(first, last, PIECE_ELEMENTS):
             yield self._lead.do("read", self._name, low, min(low + PIECE_ELEMENTS, last))
 
     def copy_(self, source: Tensor) -> None:
-        """As `Pieces` says."""
         assert tuple(source.shape) == self.shape, f"{self._name} is {self.shape}, not {tuple(source.shape)}"
         self._lead.do("write", self._name, source=source)
 
@@ -147,12 +145,10 @@ class LedDeMo:
 
     @property
     def form(self) -> Format:
-        """See `DeMo`."""
         return self._own.form
 
     @property
     def size(self) -> int:
-        """See `DeMo`."""
         return self._own.size
 
     @size.setter
@@ -166,37 +162,30 @@ class LedDeMo:
 
     @property
     def pending(self) -> bool:
-        """See `DeMo`."""
         return self._own.pending
 
     @property
     def open_votes(self) -> Votes | None:
-        """See `DeMo`."""
         return self._own.open_votes
 
     @property
     def base_state(self) -> dict[str, Tensor | Pieces]:
-        """See `DeMo`."""
         return {n: RemoteTensor(self._lead, f"base.{n}", s.shape, s.dtype) for n, s in self._own.base_spread.items()}
 
     def propose(self, lr: float, step: int | None = None) -> Votes:
-        """See `DeMo`."""
         found: Votes = self._lead.do("propose", lr, step)
         return found
 
     def settle(self, accepted: bool) -> None:
-        """See `DeMo`."""
         self._lead.do("settle", accepted)
 
     def apply(
         self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
-        """See `DeMo`."""
         self._lead.do("apply", list(contributions), lr, step, list(authors))
 
     @contextmanager
     def ahead(self, lr: float) -> Iterator[None]:
-        """See `DeMo`."""
         self._lead.do("ahead", lr)
         try:
             yield
@@ -204,7 +193,6 @@ class LedDeMo:
             self._lead.do("back")
 
     def state_digest(self, step: int | None, all_in: int = 0) -> bytes:
-        """See `OwnDeMo`."""
         found: bytes = self._lead.do("digest", step, all_in)
         return found
 
@@ -261,15 +249,12 @@ class LedLocal:
         self._lead, self.config = lead, config
 
     def borrow(self) -> None:
-        """See `LocalSteps`."""
         self._lead.do("borrow")
 
     def step(self, lr_factor: float = 1.0) -> None:
-        """See `LocalSteps`."""
         self._lead.do("step_locally", lr_factor)
 
     def give_back(self) -> None:
-        """See `LocalSteps`."""
         self._lead.do("give_back")
 
     def _part(self, buffer: str, index: int) -> RemoteTensor:
@@ -331,7 +316,6 @@ class RanksReplica(Replica):
 
     @property
     def state(self) -> dict[str, Tensor | Pieces]:
-        """As `Replica.state`."""
         model = {n: RemoteTensor(self._lead, f"model.{n}", p.shape, p.dtype) for n, p in self.model.named_parameters()}
         return {**model, **{f"{BASE_PREFIX}{name}": part for name, part in self.demo.base_state.items()}}
 

@@ -132,13 +132,11 @@ class RankShard:
         return votes
 
     def settle(self, accepted: bool) -> None:
-        """See `DeMo`."""
         self.demo.settle(accepted)
 
     def apply(
         self, contributions: Contributions, lr: float, step: int | None = None, authors: Sequence[bytes] = ()
     ) -> None:
-        """See `DeMo`."""
         self.demo.apply(contributions, lr, step, authors)
 
     def ahead(self, lr: float) -> None:
@@ -150,15 +148,12 @@ class RankShard:
         self._ahead.close()
 
     def borrow(self) -> None:
-        """See `LocalSteps`."""
         self._inner.borrow()
 
     def step_locally(self, lr_factor: float) -> None:
-        """See `LocalSteps.step`."""
         self._inner.step(lr_factor)
 
     def give_back(self) -> None:
-        """See `LocalSteps`."""
         self._inner.give_back()
 
     @property
@@ -185,7 +180,6 @@ class RankShard:
     def resume(
         self, pending: tuple[int, bytes] | None, second_counts: list[int] | None, steps: tuple[int, int]
     ) -> None:
-        """See `ShardedDeMo.resume`."""
         self.demo.resume(pending, second_counts, steps)
 
     def resume_locally(self, groups: list[dict[str, Any]], steps: dict[int, Tensor]) -> None:

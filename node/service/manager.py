@@ -163,7 +163,6 @@ class Systemd:
         self._folder = Path(config) / "systemd" / "user"
 
     def install(self, service: Service, *, start: bool) -> tuple[Path, list[str]]:
-        """See `Manager`."""
         file = self._folder / service.unit
         if start and call("systemctl", "--user", "show-environment").returncode:
             raise OperatorError(
@@ -186,7 +185,6 @@ class Systemd:
         ]
 
     def remove(self, run_id: str) -> Path:
-        """See `Manager`."""
         file = self._folder / f"swarmentum-{run_id}.service"
         if not file.exists():
             raise OperatorError(f"{file}: is not there; `swarmentum service status` lists the services")
@@ -196,7 +194,6 @@ class Systemd:
         return file
 
     def installed(self) -> list[Installed]:
-        """See `Manager`."""
         return [self._of(file) for file in sorted(self._folder.glob("swarmentum-*.service"))]
 
     def _of(self, file: Path) -> Installed:
@@ -221,7 +218,6 @@ class Launchd:
         self._folder = Path.home() / "Library" / "LaunchAgents"
 
     def install(self, service: Service, *, start: bool) -> tuple[Path, list[str]]:
-        """See `Manager`."""
         file, log = self._folder / f"{service.label}.plist", service.home / "service.log"
         supervisor = python_command("-m", "node.service.supervise", str(log))
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +228,6 @@ class Launchd:
         return file, ["The peer stops when you log out: launchd starts it with your session."] if start else []
 
     def remove(self, run_id: str) -> Path:
-        """See `Manager`."""
         file = self._folder / f"{LABEL}.{run_id}.plist"
         if not file.exists():
             raise OperatorError(f"{file}: is not there; `swarmentum service status` lists the services")
@@ -241,7 +236,6 @@ class Launchd:
         return file
 
     def installed(self) -> list[Installed]:
-        """See `Manager`."""
         return [self._of(file) for file in sorted(self._folder.glob(f"{LABEL}.*.plist"))]
 
     @property

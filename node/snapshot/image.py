@@ -79,19 +79,15 @@ class Room(Protocol):
 
     def tile(self, at: int, size: int) -> Bytes:
         """Memory for the copy's bytes from `at` on: the caller fills it, and gives it to `keep`."""
-        ...
 
     def keep(self, at: int, tile: Bytes) -> None:
         """Keep a tile that was filled. Raises DiskError."""
-        ...
 
     def read(self, at: int, out: Bytes) -> None:
         """The copy's bytes from `at` on. Raises DiskError."""
-        ...
 
     def become(self, path: Path) -> bool:
         """Make the copy the file `path`, which the caller then keeps. False if the copy is no file, or on another disk."""
-        ...
 
 
 class Spare(Protocol):
@@ -99,11 +95,9 @@ class Spare(Protocol):
 
     def take(self, size: int) -> Room:
         """Room for `size` bytes, with any content. It is the caller's until `give`. Raises DiskError."""
-        ...
 
     def give(self, room: Room) -> None:
         """The caller needs the room no more."""
-        ...
 
 
 class MemoryRoom:
@@ -115,18 +109,15 @@ class MemoryRoom:
         self.memory: Bytes = np.empty(size, dtype=np.uint8)  # in huge pages, if the system has some
 
     def tile(self, at: int, size: int) -> Bytes:
-        """See `Room`."""
         return self.memory[at : at + size]
 
     def keep(self, at: int, tile: Bytes) -> None:
         """See `Room`: it is there already."""
 
     def read(self, at: int, out: Bytes) -> None:
-        """See `Room`."""
         out[:] = self.memory[at : at + len(out)]
 
     def become(self, _path: Path) -> bool:
-        """See `Room`."""
         return False
 
 
@@ -139,13 +130,11 @@ class SpareMemory:
         self._kept = MemoryRoom(0)
 
     def take(self, size: int) -> MemoryRoom:
-        """See `Spare`."""
         with self._lock:
             kept, self._kept = self._kept, MemoryRoom(0)
         return kept if len(kept.memory) >= size else MemoryRoom(size)
 
     def give(self, room: Room) -> None:
-        """See `Spare`."""
         assert isinstance(room, MemoryRoom)
         with self._lock:
             if len(room.memory) > len(self._kept.memory):
@@ -168,18 +157,15 @@ class DiskRoom:
         self._tile: Bytes = np.empty(DISK_TILE_BYTES, dtype=np.uint8)
 
     def tile(self, _at: int, size: int) -> Bytes:
-        """See `Room`."""
         return self._tile[:size]
 
     def keep(self, at: int, tile: Bytes) -> None:
-        """See `Room`."""
         with writing(self._folder):
             done = 0
             while done < len(tile):
                 done += os.pwrite(self._file, tile[done:].data, at + done)
 
     def read(self, at: int, out: Bytes) -> None:
-        """See `Room`."""
         with writing(self._folder):
             done = 0
             while done < len(out):
@@ -188,7 +174,6 @@ class DiskRoom:
                 done += some
 
     def become(self, path: Path) -> bool:
-        """See `Room`."""
         with suppress(OSError):
             self._path.replace(path)
             return True
@@ -207,11 +192,9 @@ class SpareDisk:
         self._folder = folder
 
     def take(self, _size: int) -> DiskRoom:
-        """See `Spare`."""
         return DiskRoom(self._folder)
 
     def give(self, room: Room) -> None:
-        """See `Spare`."""
         assert isinstance(room, DiskRoom)
         room.close()
 

@@ -72,7 +72,6 @@ class Session:
         return response
 
     async def tell_failure(self, reason: pb.JoinFailure) -> None:
-        """See `CoordinatorClient.tell_failure`."""
         await self.parts.client.tell_failure(reason)
 
     async def turn(self, *, anchor: bool) -> pb.MayJoinResponse:
@@ -147,7 +146,6 @@ class Session:
         return self.parts.view.committed_step
 
     def voteless(self, step: int) -> str:
-        """As `Membership.voteless`."""
         return self.parts.membership.voteless(step)
 
     @property
@@ -189,7 +187,6 @@ class Session:
             self.parts.entries.release(event.signed.entry.step)
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
-        """See `Publication.publish`."""
         self.parts.outbox.withdraw_abstention()
         await self.parts.publication.publish(data, announcement)
 

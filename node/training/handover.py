@@ -162,7 +162,6 @@ class Handover:
     # ---- the training's end ------------------------------------------------------------------------------------------
 
     def rest(self) -> None:
-        """See `GradientMaker`."""
         self.model.zero_grad(set_to_none=True)
         free_cache(self.device)
 

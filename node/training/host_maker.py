@@ -60,7 +60,6 @@ class Mover:
         self._mean = False  # one pass, over the mean
 
     def start(self) -> None:
-        """See `GradientTaker`."""
         self._wait(0)
         for parameter in self._parameters:
             parameter.grad = None
@@ -69,7 +68,6 @@ class Mover:
             self._taker.start()
 
     def last(self, samples: int) -> None:
-        """See `GradientTaker`."""
         self._wait(0)
         self._mean = samples == 1
         if self._taker is not None:
@@ -172,7 +170,6 @@ class HostMaker(BuiltIn):
 
     @property
     def device(self) -> torch.device:
-        """See `GradientMaker`."""
         return self._place
 
     def ready(self, context: int) -> None:
@@ -263,7 +260,6 @@ class HostMaker(BuiltIn):
         should_stop: Callable[[], bool],
         taker: GradientTaker | None = None,
     ) -> GradResult:
-        """See `BuiltIn`."""
         transfer = self._refresh()
         mover = Mover(self._parameters, self._copies, transfer, self._numbers, taker, self._pool)
         result = super().mean_gradient(samples, parts, micro_batch, autocast, should_stop, mover)

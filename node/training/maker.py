@@ -80,7 +80,6 @@ class BuiltIn:
 
     @property
     def device(self) -> torch.device:
-        """See `GradientMaker`."""
         return next(self._model.parameters()).device
 
     def ready(self, context: int) -> None:
@@ -88,7 +87,6 @@ class BuiltIn:
         check_built_in(self._model)
 
     def rest(self) -> None:
-        """See `GradientMaker`."""
         self._free()
 
     def begin(self, step: int, lr: float, decided: Callable[[], bool]) -> None:

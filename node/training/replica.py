@@ -338,7 +338,6 @@ class Replica:
 
     @contextmanager
     def ahead(self, lr: float) -> Iterator[None]:
-        """See `DeMo.ahead`."""
         self._detach()
         with self.demo.ahead(lr):
             yield

@@ -42,7 +42,6 @@ class Backend(Protocol):
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
         """The norm of all gradients (fp32; None counts as zeros). The norm is infinite or NaN if one of them is."""
-        ...
 
     def fold(
         self,
@@ -57,7 +56,6 @@ class Backend(Protocol):
 
         `gradients` are read for cores alone. What lies in the pool comes from `pool`, fp32 [pool chunks, 64, 64].
         """
-        ...
 
     def vote(
         self,
@@ -74,11 +72,9 @@ class Backend(Protocol):
         `step` is what `accumulate` calls lr. With `second`, gradients are divided first, in place or not. Raises
         `NotANumber` once all momentum has been written.
         """
-        ...
 
     def spend(self, momentum: Tensor, packed: Tensor, size: int) -> None:
         """Take a payload's votes out of the momentum (`step.spend`, `step.spend_ballot`)."""
-        ...
 
     def apply(
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
@@ -87,7 +83,6 @@ class Backend(Protocol):
 
         The same bits from every backend. Raises `VotesError` before anything is changed.
         """
-        ...
 
 
 @runtime_checkable
@@ -96,7 +91,6 @@ class Stepping(Backend, Protocol):
 
     def at(self, draw: Draw) -> Backend:
         """The same backend, with the same buffers, for the votes of one step. Asked for before each call."""
-        ...
 
 
 @runtime_checkable
@@ -116,11 +110,9 @@ class Taking(Backend, Protocol):
 
         If it raises `NotANumber`, they are still in the momentum.
         """
-        ...
 
     def put_back(self, momentum: Tensor, packed: Tensor, size: int, taken: Tensor) -> None:
         """The inverse of spending what `take` returned."""
-        ...
 
 
 BACKEND_VARIABLE = BACKEND

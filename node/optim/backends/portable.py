@@ -225,6 +225,5 @@ class Mixed:
         self.apply = moving.apply
 
     def at(self, draw: Draw) -> Mixed:
-        """See `Stepping.at`."""
         voting, moving = self._parts
         return Mixed(voting.at(draw), moving.at(draw))

@@ -98,7 +98,6 @@ class Triton:
         self._turned = dct.integer_basis(device).T.to(torch.int32).contiguous()
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
-        """See `Backend.norm`."""
         return total_norm(gradients)
 
     def fold(
@@ -195,13 +194,11 @@ class Triton:
         return votes.bits(size)
 
     def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
-        """See `Backend.spend`."""
         spend(momentum, packed, group_size)
 
     def apply(
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
     ) -> None:
-        """See `Backend.apply`."""
         ballot_rows = self._group_rows(ballots)
         weight_decay = decayed(parameters, lr, weight_decay)
         self._fill(self._pool, parameters)

@@ -135,7 +135,6 @@ class TritonWide(Triton):
         self._digits = high.T.contiguous().to(device), (basis - 128 * high).T.contiguous().to(device)
 
     def at(self, draw: Draw) -> TritonWide:
-        """See `Stepping.at`."""
         found = copy.copy(self)
         found._draw = draw
         return found
@@ -176,7 +175,6 @@ class TritonWide(Triton):
         return 1 if self._form.drawn else super()._bits(size)
 
     def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
-        """See `Backend.spend`."""
         if not self._form.drawn:
             super().spend(momentum, packed, group_size)
             return
@@ -187,7 +185,6 @@ class TritonWide(Triton):
     def apply(
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
     ) -> None:
-        """See `Backend.apply`."""
         drawn = self._form.drawn
         found = self._drawn_rows(ballots) if drawn else self._group_rows(ballots)
         signs, silents, *places_of, shifts = found.tensors

@@ -36,23 +36,18 @@ class Form(Protocol):
     @property
     def sizes(self) -> tuple[int, ...]:
         """The group sizes, or k, that a peer may choose."""
-        ...
 
     def votes(self, chunks: int, size: int) -> int:
         """Votes in one payload. Raises `VotesError` for a size that is not offered."""
-        ...
 
     def body_bytes(self, chunks: int, size: int) -> int:
         """The longest payload without a silent vote."""
-        ...
 
     def bytes_max(self, chunks: int, size: int) -> int:
         """The longest payload."""
-        ...
 
     def check(self, data: bytes, size: int, chunks: int) -> None:
         """The door: raises `VotesError` for bytes that no peer's `encode` makes."""
-        ...
 
 
 Selection = Literal["groups", "topk", "random", "striding", "slicing", "full", "independent"]

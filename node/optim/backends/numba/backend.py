@@ -160,7 +160,6 @@ class Fused:
         step: float,
         chunks: range,
     ) -> None:
-        """See `Backend.fold`."""
         tensors, own_momenta = addresses([*gradients, pool]), momenta(momentum)
         rates = np.float32(beta), np.float32(step)
         self._share(lambda *own: momentum_kernels.fold(*own, self._gathered, tensors, own_momenta, *rates), chunks)
@@ -174,7 +173,6 @@ class Fused:
         group_size: int,
         second: SecondMoment | None = None,
     ) -> Tensor:
-        """See `Backend.vote`."""
         return self._vote(gradients, momentum, beta, step, group_size, second, NO_VALUES)
 
     def take(
@@ -186,7 +184,6 @@ class Fused:
         group_size: int,
         second: SecondMoment | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `Taking.take`."""
         count = self._chunks * self._form.votes_a_chunk(group_size)
         if self._taken[0].size != count:
             self._taken[0] = np.empty(count, dtype=np.float32)
@@ -227,11 +224,9 @@ class Fused:
         return self._share(lambda *own: momentum_kernels.vote(*own, *given, group_size, table, *out))
 
     def put_back(self, momentum: Tensor, packed: Tensor, group_size: int, taken: Tensor) -> None:
-        """See `Taking.put_back`."""
         self._put(momentum, packed, group_size, taken.numpy())
 
     def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
-        """See `Backend.spend`."""
         self._put(momentum, packed, group_size, NO_VALUES)
 
     def _put(self, momentum: Tensor, packed: Tensor, group_size: int, values: Values) -> None:
@@ -241,7 +236,6 @@ class Fused:
     def apply(
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
     ) -> None:
-        """See `Backend.apply`."""
         if len(ballots) > BALLOTS_MAX:
             raise votes.VotesError(
                 f"{len(ballots)} ballots in one step; their votes are counted in 16 bits: at most {BALLOTS_MAX}"

@@ -59,7 +59,6 @@ class Wide(Fused):
         super().__init__(layout, base)
 
     def at(self, draw: Draw) -> Wide:
-        """See `Stepping.at`."""
         found = copy.copy(self)
         found._draw = draw
         return found
@@ -89,7 +88,6 @@ class Wide(Fused):
     def apply(
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
     ) -> None:
-        """See `Backend.apply`."""
         if len(ballots) > BALLOTS_MAX:
             raise votes.VotesError(
                 f"{len(ballots)} ballots in one step; their votes are counted in 16 bits: at most {BALLOTS_MAX}"
