@@ -25,9 +25,9 @@ from node.swarm.view import Counters
 from node.training.exports import Copier, Exports, Following
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
+from node.training.keeper import StepRecorder
 from node.training.loop import Trainer
 from node.training.maker import BuiltIn
-from node.training.recording import StepRecorder
 from node.training.recovery import Stopping
 from node.training.replica import Replica
 from node.training.telemetry import Spans, StepLog, Summary

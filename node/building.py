@@ -27,9 +27,9 @@ from node.training.replica import Replica
 from node.wire.codec import Update
 from protos.errors import OperatorError
 from protos.log import SignedEntry
-from protos.model_config import ModelConfig
 from protos.optimizer_config import SIZE_KEYS
 from protos.run_config import RunConfig
+from protos.run_sections import ModelConfig
 
 DIGITS_SHOWN = 16
 

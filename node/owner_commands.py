@@ -21,7 +21,7 @@ from node.control.control_server import Answer
 from node.control.owner_requests import SECONDS_MAX, Ending
 from node.control.vote_history import STEPS_KEPT
 from node.donor.owner_settings import KEYS
-from node.model.room import Meter
+from node.model.device import Meter
 from node.terminal.stage import RecentLogLines
 from node.training.loop import Trainer
 from node.training.resource_limits import ResourceLimits

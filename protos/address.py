@@ -1,4 +1,4 @@
-"""Multiaddresses of peers: parsed by a strict grammar, and handed only to those who can dial them. Pure.
+"""Addresses of peers (multiaddresses: a strict grammar, handed only to those who can dial them) and of the web. Pure.
 
 An address is `/ip4|ip6|dns|dns4|dns6/HOST`, then `/tcp/PORT`, `/tcp/PORT/ws`, `/tcp/PORT/wss` or `/udp/PORT/quic-v1`, then
 perhaps `/p2p/RELAY/p2p-circuit`, then `/p2p/PEER`. Everything else is refused: another protocol, a port or an address that
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import TypeAlias
-from urllib.parse import unquote
+from typing import Final, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 from protos.errors import Reason, Refusal
 from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX
@@ -223,3 +223,38 @@ def shown(addresses: Sequence[Address], of: Network, to: Network) -> list[str]:
     relayed = sorted((a for a in fine if a.relay), key=rank)
     chosen = [*direct[:1], *relayed[:1], *direct[1:], *relayed[1:]]
     return [address.text for address in chosen[:ADDRESSES_SHOWN_MAX]]
+
+
+# Whether a text is an address of the web, and whole: the one parser for settings, consent, downloads and cards. Pure.
+#
+# Schemes have any case (RFC 3986). A text that one reader takes for an address and another for a path has no hash and is
+# downloaded: a run's text could then be another one for each peer.
+
+SCHEMES: Final = ("https", "http")
+
+
+def is_web(source: str) -> bool:
+    """Whether a source is on the web, and no path. Also for an address that cannot be used (`web_problem`)."""
+    return _scheme_of(source) in SCHEMES
+
+
+def web_problem(source: str) -> str:
+    """Why an address of the web cannot be used; empty if it can, and for a source that is none."""
+    if not is_web(source):
+        return ""
+    if source != source.strip() or not source.isprintable() or " " in source:
+        return "it has spaces or control characters"
+    try:
+        parts = urlsplit(source)
+        named, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return str(error)
+    return "" if named and "://" in source else "it names no host: give https://HOST/PATH"
+
+
+def _scheme_of(source: str) -> str:
+    """In small letters; empty for a path. As a browser does, urlsplit leaves out some characters that do not print."""
+    try:
+        return urlsplit(source).scheme.lower()
+    except ValueError:  # a bracket that does not close: the scheme is before it
+        return source.partition(":")[0].strip().lower()

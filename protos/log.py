@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from protos import limits
-from protos.admission_config import OperatorsConfig
 from protos.assignment import Range
 from protos.changes import Settings, settings_body, settings_from_body
 from protos.envelope import Kind, open_envelope, parse, seal_bytes
@@ -20,6 +19,7 @@ from protos.errors import Reason, Refusal
 from protos.evaluation import evaluations_from
 from protos.identity import Identity
 from protos.orders import OrderRule, SignedOrder, signed_order_body, signed_orders_from
+from protos.run_sections import OperatorsConfig
 from protos.slices import Aggregate, open_aggregate
 from protos.v1 import envelope_pb2, log_pb2
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from protos.web_address import is_web, web_problem
+from protos.address import is_web, web_problem
 
 PEER = "12D3KooWBU5jnp4mGFF8nVLZyiH22cX9W8ta8yFtjVBuaS9t2vUq"
 RUN_NAME: Final = r"^[\w .-]+$"

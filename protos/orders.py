@@ -15,11 +15,11 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from protos import limits
-from protos.admission_config import OperatorsConfig
 from protos.changes import Settings, merged, settings_body, settings_from_body, words
 from protos.envelope import Kind, open_envelope, parse, seal, signed_bytes
 from protos.errors import Reason, Refusal
 from protos.identity import Identity, peer_id, short, verify
+from protos.run_sections import OperatorsConfig
 from protos.v1 import envelope_pb2, log_pb2
 
 if TYPE_CHECKING:

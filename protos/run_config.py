@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from protos.admission_config import AdmissionConfig, OperatorsConfig, SnapshotsConfig
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
 from protos.limits import (
@@ -24,8 +23,8 @@ from protos.limits import (
 )
 from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web, own_text_misfits
 from protos.mixture import phases
-from protos.model_config import ModelConfig
 from protos.optimizer_config import OptimizerConfig, Section
+from protos.run_sections import AdmissionConfig, ModelConfig, OperatorsConfig, SnapshotsConfig
 from protos.toml_file import wrongs
 
 BASE_STEPS_MAX = 2**24 - 1

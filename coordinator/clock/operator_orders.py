@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from coordinator.clock.records import OrderSigned
 from coordinator.clock.value_copy import replace
-from protos.admission_config import OperatorsConfig
 from protos.identity import short
 from protos.limits import ORDER_MS_MAX
 from protos.log import Entry, Exclusion
 from protos.orders import ID_DIGITS_SHOWN, SignedOrder, order_from_body
+from protos.run_sections import OperatorsConfig
 
 WAITING_OF_ONE_MAX = 4
 """Orders that one key signed first. A stolen key cannot take the places of the others."""

@@ -41,8 +41,8 @@ from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT, Mistake, has_own_text
-from protos.model_config import LayoutFacts, ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
+from protos.run_sections import LayoutFacts, ReferenceLoss
 from protos.text import print_json
 
 CURVE_COLUMNS = 40

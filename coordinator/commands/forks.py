@@ -25,13 +25,13 @@ from pydantic import ValidationError
 from coordinator.commands.operator import Operator, call, facts_of
 from coordinator.commands.options import Home, Json, operator_at
 from protos import toml_file
-from protos.admission_config import OperatorsConfig
 from protos.changes import in_force
 from protos.errors import OperatorError, RefusedError
 from protos.invite import Invite, is_link
 from protos.limits import HASH_BYTES, STEP_MAX
 from protos.log import open_entry, run_id_of
 from protos.run_config import RunConfig, config_from_json
+from protos.run_sections import OperatorsConfig
 from protos.start import StartingState, fork_values, start_body, start_from_body
 from protos.v1 import coordinator_pb2 as pb
 

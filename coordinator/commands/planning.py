@@ -26,9 +26,9 @@ from protos.errors import OperatorError
 from protos.example import MEASURED
 from protos.limits import PAYLOADS_GB
 from protos.mistakes import has_own_text
-from protos.model_config import LayoutFacts
 from protos.optimizer_defaults import MUON_LR_PARAMETERS, RECIPES, muon_lr
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
+from protos.run_sections import LayoutFacts
 from protos.safe_path import python_command
 
 LAYOUT_SECONDS_MAX = 300.0

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from protos.rate_limiter import RateLimiter
+from protos.limits import RateLimiter
 
 
 class Lane(Enum):

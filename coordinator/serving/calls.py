@@ -61,7 +61,7 @@ STATUS: dict[type[SwarmentumError], grpc.StatusCode] = {
     StandsByError: grpc.StatusCode.UNAVAILABLE,
     JournalError: grpc.StatusCode.UNAVAILABLE,
 }
-"""The gRPC status of each error of a call. `protos.grpc_errors.error_of` is the other side of this table."""
+"""The gRPC status of each error of a call. `protos.pinned.error_of` is the other side of this table."""
 
 
 def status_of(error: SwarmentumError) -> grpc.StatusCode:

@@ -34,8 +34,8 @@ from coordinator.serving.throttled_log import ThrottledLog
 from protos.errors import Reason
 from protos.evaluation import figure, reopen_evaluation
 from protos.identity import short
+from protos.limits import RateLimiter
 from protos.log import FORMAT_VERSION, Entry
-from protos.rate_limiter import RateLimiter
 from protos.run_facts import PAUSED, REASONS
 from protos.text import printable
 from protos.tracing import Tracing

@@ -16,8 +16,7 @@ from typing import Final
 from protos.address import Network, site
 from protos.amounts import duration
 from protos.errors import Reason, Refusal
-from protos.limits import CHALLENGE_BYTES, SESSION_ID_BYTES
-from protos.rate_limiter import RateLimiter
+from protos.limits import CHALLENGE_BYTES, SESSION_ID_BYTES, RateLimiter
 
 IDENTITIES_MAX: Final = 16_384
 KEPT: Final = 4

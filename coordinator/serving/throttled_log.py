@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.store.journal import JournalError
-from protos.rate_limiter import RateLimiter
+from protos.limits import RateLimiter
 from protos.waits import Waits
 
 if TYPE_CHECKING:

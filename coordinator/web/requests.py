@@ -36,7 +36,7 @@ from coordinator.store.home_files import SECRET_BYTES, hash_of
 from coordinator.web.actions import ALL, Values, What
 from protos import toml_file
 from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
-from protos.rate_limiter import RateLimiter
+from protos.limits import RateLimiter
 from protos.text import printable
 
 SESSIONS_MAX: Final = 4

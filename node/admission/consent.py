@@ -13,11 +13,11 @@ from enum import Enum
 
 from node.config import PeerSettings
 from node.donor.caps import BYTES_A_GB, Kept, allowed
+from protos.address import is_web
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT
-from protos.model_config import ModelConfig
 from protos.run_config import RunConfig
-from protos.web_address import is_web
+from protos.run_sections import ModelConfig
 
 STANDARD_LIBRARY = "stdlib"
 BYTES = "bytes"

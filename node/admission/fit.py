@@ -19,8 +19,7 @@ import torch
 from node.admission.consent import TokenizerSource, place_of
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
-from node.model.device import computes_short
-from node.model.room import main_memory, room_of
+from node.model.device import computes_short, main_memory, room_of
 from node.model.size import ModelSize, activation_bytes, size_of
 from node.model.spec import ModelSpec
 from node.training import need as needs

@@ -17,7 +17,7 @@ from torch import Tensor
 from node.archive.replay import BadStepError, Replay
 from node.export.card import MARK
 from node.training.replica import BASE_PREFIX
-from protos.model_config import ModelConfig
+from protos.run_sections import ModelConfig
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 import zstandard
 
-from protos.admission_config import OperatorsConfig
 from protos.envelope import parse
 from protos.errors import OperatorError, Reason, Refusal
 from protos.limits import END_BYTES_MAX, ENTRY_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX, PAYLOAD_BYTES_MAX
 from protos.log import run_id_of
 from protos.orders import End, open_end
 from protos.run_config import RunConfig, config_from_json
+from protos.run_sections import OperatorsConfig
 from protos.start import StartingState, start_of
 from protos.v1 import archive_pb2, log_pb2
 from protos.version import own_misfit

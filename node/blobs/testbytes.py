@@ -20,7 +20,7 @@ from node.blobs.blobs import WireBytes, drained
 from node.overlay.host import Host
 from protos.address import site
 from protos.errors import NetworkError
-from protos.rate_limiter import RateLimiter
+from protos.limits import RateLimiter
 
 PROTOCOL = "/swarmentum/test-bytes/1"
 CHUNK_BYTES = 1 << 15

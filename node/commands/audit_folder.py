@@ -19,6 +19,7 @@ from rich.progress import Progress
 
 from node.commands.options import Json, link_from, need_node_extra, option
 from node.imports import many_imports
+from protos.address import is_web
 from protos.console import configure_logging
 from protos.disk import new_folder, write_bytes
 from protos.errors import DataError, NetworkError, OperatorError
@@ -26,7 +27,6 @@ from protos.invite import Invite, is_link
 from protos.run_config import RunConfig
 from protos.signals import leaving_at_once
 from protos.text import as_line, print_json
-from protos.web_address import is_web
 
 
 @leaving_at_once()  # what is written so far is no folder yet

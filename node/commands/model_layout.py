@@ -27,8 +27,8 @@ from node.training.optimizers import form_of
 from protos import toml_file
 from protos.errors import OperatorError, SwarmentumError
 from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
-from protos.model_config import LayoutFacts
 from protos.run_config import RunConfig
+from protos.run_sections import LayoutFacts
 from protos.text import print_json
 
 MEMORY_BYTES_MAX: Final = 4 << 30

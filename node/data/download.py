@@ -21,10 +21,10 @@ import httpx2
 
 from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
 from node.data.shard_cache import PART, matches
+from protos.address import SCHEMES
 from protos.errors import DataError, NetworkError
 from protos.version import software_version
 from protos.waits import Waits
-from protos.web_address import SCHEMES
 
 RATE_SECONDS: Final = 30.0
 RATE_BYTES_MIN: Final = 1 << 16

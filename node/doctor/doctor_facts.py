@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from node.blobs.testbytes import Upload
-from node.model.room import DeviceMemory
+from node.model.device import DeviceMemory
 from protos.errors import OperatorError, RefusedError
 
 

@@ -21,16 +21,15 @@ from node.data.tally import SHARE_MAX
 from node.doctor.doctor_facts import Devices, Here, OwnText
 from node.donor import awake
 from node.earlier_settings import TCP_ALONE
-from node.model.device import DeviceError, devices, pick_device
-from node.model.room import room_of
+from node.model.device import DeviceError, devices, pick_device, room_of
 from node.overlay.settings import check_port_free
 from protos import wall_clock
+from protos.address import is_web
 from protos.cores import usable_cores
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT
 from protos.run_config import RunConfig
 from protos.version import versions
-from protos.web_address import is_web
 
 SYSFS = Path("/sys")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")

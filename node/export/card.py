@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from protos.address import is_web
 from protos.disk import write_bytes
 from protos.mistakes import NO_LICENCE, OWN_TEXT
 from protos.run_config import RunConfig
 from protos.text import printable
-from protos.web_address import is_web
 
 CARD: Final = "README.md"
 MARK: Final = "swarmentum.json"

@@ -32,8 +32,8 @@ from node.model.spec import REFUSALS, ModelError, ModelSpec, build
 from protos.disk import path_problem
 from protos.errors import OperatorError
 from protos.mistakes import NO_LICENCE
-from protos.model_config import ReferenceLoss
 from protos.run_config import RunConfig
+from protos.run_sections import ReferenceLoss
 
 FILE_MODE: Final = 0o644
 SPECIAL_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")

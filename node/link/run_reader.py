@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Self
 
 from node.link.client import CoordinatorClient
-from protos.admission_config import OperatorsConfig
 from protos.envelope import parse
 from protos.errors import NetworkError, OperatorError, Refusal
 from protos.invite import Invite
 from protos.log import Chain, SignedEntry
 from protos.run_config import RunConfig
+from protos.run_sections import OperatorsConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, log_pb2
 

@@ -22,10 +22,10 @@ from pydantic import BaseModel, FailFast, Field, ValidationError
 from node.data.download import one_line
 from node.full_disk import is_full
 from node.mirror.mirror_places import BLOCK_BYTES, BUCKETS, FOLDER, Place, WebPlace, place_at
+from protos.address import SCHEMES
 from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError
 from protos.waits import Waits
-from protos.web_address import SCHEMES
 
 INDEX: Final = "archive.json"
 INDEX_BYTES_MAX: Final = 8 << 20

@@ -17,9 +17,9 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from node.data.download import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX, WebReader
+from protos.address import is_web
 from protos.disk import remove_left
 from protos.errors import OperatorError
-from protos.web_address import is_web
 
 BLOCK_BYTES: Final = 1 << 20
 BUCKET_BLOCK_BYTES: Final = 8 << 20

@@ -1,14 +1,21 @@
-"""Which device a peer computes on, and in which precision its forward pass runs. Refuses to fall back silently."""
+"""The device that a peer computes on, the precision of its forward pass, and its memory. Refuses to fall back silently."""
 
 from __future__ import annotations
 
 import copy
+import os
+import threading
+import time
 from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import torch
 from torch import nn
 
+from protos.cores import usable_cores
 from protos.errors import OperatorError
 
 PRECISIONS = ("auto", "bf16", "fp32")
@@ -75,3 +82,161 @@ def short_copy(model: nn.Module, device: torch.device, absent: Collection[int] =
         numbers = nothing.expand(own.shape) if id(own) in absent else own.to(device, SHORT)
         here[id(own)] = nn.Parameter(numbers, requires_grad=own.requires_grad)
     return copy.deepcopy(model, here)
+
+
+# How much memory is free on a device now (of a GPU, or of this machine within its container's limit), and how busy it is.
+#
+# Reads what the driver and Linux say. Refuses to guess: None where neither says anything.
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of memory."""
+
+    free: int
+    total: int
+
+
+def limit(device: torch.device, part: float | None) -> str:
+    """Let this process take at most this part of a GPU's memory (None: all of it). ValueError for another device.
+
+    Returns what the owner should know: memory that is in use comes back once it is freed.
+    """
+    if device.type != "cuda":
+        if part is None:
+            return ""
+        raise ValueError(f"this peer computes on {device}, and only CUDA can limit the memory of a GPU; set it off")
+    torch.cuda.set_per_process_memory_fraction(1.0 if part is None else part, device)
+    taken, most = torch.cuda.memory_reserved(device), (1.0 if part is None else part) * room_of_gpu(device).total
+    if taken <= most:
+        return ""
+    torch.cuda.empty_cache()
+    return f"{taken / 1e9:.1f} GB are in use now; the peer takes smaller micro-batches if it cannot get on with less"
+
+
+def room_of_gpu(device: torch.device) -> DeviceMemory:
+    """The memory of a GPU, whoever takes it."""
+    return DeviceMemory(*torch.cuda.mem_get_info(device))
+
+
+def within(room: DeviceMemory, part: float | None, taken: int) -> DeviceMemory:
+    """The room of a process that may take this part of a GPU's memory, and has taken so many bytes."""
+    if part is None:
+        return room
+    most = int(part * room.total)
+    return DeviceMemory(max(min(room.free, most - taken), 0), most)
+
+
+def room_of(device: torch.device, part: float | None = None) -> DeviceMemory | None:
+    """The memory of a device, as it is now. `part`: of a GPU's memory, as its owner limits it."""
+    if device.type == "cuda":
+        return within(room_of_gpu(device), part, torch.cuda.memory_reserved(device))
+    if device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+        return DeviceMemory(max(total - torch.mps.driver_allocated_memory(), 0), total)
+    return main_memory()
+
+
+def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> DeviceMemory | None:
+    """This machine's memory: what programs can still get without swapping."""
+    whole = _of_machine(meminfo)
+    limited = _of_container(cgroup)
+    if whole is None or limited is None:
+        return whole or limited
+    return DeviceMemory(min(whole.free, limited.free), min(whole.total, limited.total))
+
+
+def _of_machine(meminfo: Path) -> DeviceMemory | None:
+    values = _numbers(meminfo)
+    if {"MemAvailable:", "MemTotal:"} <= values.keys():
+        return DeviceMemory(values["MemAvailable:"] * KIB, values["MemTotal:"] * KIB)
+    try:  # not Linux: all of it, as what is free of it is not said
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+    return DeviceMemory(total, total) if total > 0 else None
+
+
+def _of_container(cgroup: Path) -> DeviceMemory | None:
+    """The limit of a container (cgroup v2); None without one. Files that were read lately count as free."""
+    try:
+        most, used = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+    cached = _numbers(cgroup / "memory.stat").get("inactive_file", 0)
+    return DeviceMemory(max(most - used + cached, 0), most)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """The first word of each line, and the number behind it."""
+    try:
+        lines = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+MEASURED_SECONDS_MIN = 0.5
+
+
+@dataclass(frozen=True)
+class Load:
+    """`busy`: the device's busy part, between 0 and 1. `own`: bytes of memory that this peer has, of `total` on the device."""
+
+    busy: float | None
+    own: int | None
+    used: int | None
+    """By all programs."""
+    total: int | None
+
+
+class Meter:
+    """Of one device, while this process trains on it. For a CPU: the cores that this process keeps busy, of all cores."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._process = psutil.Process()
+        self._lock = threading.Lock()
+        self._at, self._cpu_seconds = time.monotonic(), _cpu_seconds(self._process)
+        self._busy: float | None = None
+
+    def read(self) -> Load:
+        """The load since the reading before; for a GPU, what its driver says. From any thread."""
+        room = room_of(self._device)
+        used = None if room is None else room.total - room.free
+        own = (
+            torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else self._process.memory_info().rss
+        )
+        busy = _cuda_busy(self._device) if self._device.type == "cuda" else self._cpu_busy()
+        return Load(busy, own, used, None if room is None else room.total)
+
+    def _cpu_busy(self) -> float | None:
+        if self._device.type != "cpu":
+            return None
+        with self._lock:
+            now, seconds = time.monotonic(), _cpu_seconds(self._process)
+            if now - self._at >= MEASURED_SECONDS_MIN:
+                self._busy = min((seconds - self._cpu_seconds) / (now - self._at) / usable_cores(), 1.0)
+                self._at, self._cpu_seconds = now, seconds
+            return self._busy
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _cuda_busy(device: torch.device) -> float | None:
+    """None without NVIDIA's library, or on a card that does not say."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return None
+    try:
+        return torch.cuda.utilization(device) / 100
+    except (pynvml.NVMLError, RuntimeError):
+        return None

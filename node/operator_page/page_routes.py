@@ -36,7 +36,7 @@ from starlette.routing import Route
 
 from node.web.server import HttpGuard, listening, server_of, url_of
 from protos.console import configure_logging, exit_with
-from protos.rate_limiter import RateLimiter
+from protos.limits import RateLimiter
 from protos.signals import heeded
 from protos.text import print_json
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from node.optim.exact.dct import VOTE_SUM_MAX
-from node.optim.exact.smallest import cut_off
+from node.optim.exact.elementwise import cut_off
 from node.optim.layout import CHUNK_ELEMENTS
 from node.optim.votes import groups as votes
 from node.optim.votes import values

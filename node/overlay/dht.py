@@ -28,7 +28,7 @@ from protos.address import parse_address, usable
 from protos.envelope import Kind, check, open_envelope, parse, seal
 from protos.errors import Reason, Refusal, SwarmentumError
 from protos.identity import peer_id
-from protos.rate_limiter import RateLimiter
+from protos.limits import RateLimiter
 from protos.v1 import envelope_pb2, update_pb2
 
 DHT_SECONDS_MAX = 10.0

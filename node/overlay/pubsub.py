@@ -20,8 +20,7 @@ from node.overlay.daemon import FAILURES, Daemon, Tasks
 from node.overlay.links import Links, OverlayStreams
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import peer_id_bytes, public_key_of
-from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
-from protos.rate_limiter import RateLimiter
+from protos.limits import GOSSIP_MESSAGE_BYTES_MAX, RateLimiter
 
 GOSSIP_SECONDS_MAX = 5.0
 # How many messages a peer sends at once to peers behind relays, and how many hashes of messages it remembers.

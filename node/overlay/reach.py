@@ -21,7 +21,7 @@ from enum import Enum
 from protos.address import Scope, scope_of, site, usable
 from protos.errors import NetworkError, OperatorError
 from protos.identity import public_key_of
-from protos.rate_limiter import RateLimiter
+from protos.limits import RateLimiter
 
 PROTOCOL = "/swarmentum/reach/1"
 PORTS_MAX = 4

@@ -25,9 +25,8 @@ from node.config import PeerSettings
 from node.data.samples import Batch
 from node.donor.live import Live
 from node.model.blocks import blocks_of
-from node.model.device import autocast
+from node.model.device import autocast, limit
 from node.model.gradients import GradResult, Pace, to_device
-from node.model.room import limit
 from node.model.size import Effort
 from node.model.sliced_loss import loss
 from node.model.spec import ModelSpec, build
@@ -39,8 +38,7 @@ from node.optim.sharded_demo import ShardedDeMo
 from node.optim.spread import Spread
 from node.optim.step import Contributions, NonFiniteGradient, Votes
 from node.optim.votes.groups import NotANumber, VotesError
-from node.ranks.channel import Channel, lost_ranks
-from node.ranks.launch import Launch, rank_device
+from node.ranks.channel import Channel, Launch, lost_ranks, rank_device
 from protos.cores import usable_cores
 from protos.errors import OperatorError
 from protos.signals import STOP_SIGNALS

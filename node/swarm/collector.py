@@ -13,9 +13,9 @@ from typing import Protocol
 
 from node.blobs.payloads import Payloads
 from node.swarm.events import Committed, Resync
+from node.swarm.facts import AgreedSnapshots
 from node.swarm.pulls import Pulls
 from node.swarm.runtime import Runtime
-from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import ByRange, View, aggregators_in
 from node.wire.codec import Update
 from protos.checks import AUDIT_STEPS, VERDICT_STEPS, drawn

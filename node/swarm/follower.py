@@ -17,18 +17,18 @@ from node.swarm.announcements import Announcements
 from node.swarm.auditor import Auditor
 from node.swarm.entries import Entries
 from node.swarm.events import Agreed, Ended, Failed, Finished, NotCounted, Opened, Resync, Waiting
+from node.swarm.facts import AgreedSnapshots, snapshot_of
 from node.swarm.membership import Membership, Neighbours
 from node.swarm.outbox import Outbox
 from node.swarm.reporter import Reporter
 from node.swarm.runtime import Runtime
-from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
 from protos import limits
 from protos.assignment import assign
 from protos.envelope import Kind, parse
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
-from protos.grpc_errors import BehindError, SessionLostError
 from protos.orders import open_end
+from protos.pinned import BehindError, SessionLostError
 from protos.text import printable
 from protos.tick import open_tick
 from protos.v1 import coordinator_pb2 as pb

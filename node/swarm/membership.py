@@ -16,9 +16,9 @@ from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
 from node.overlay.host import Host
 from node.swarm.events import Snapshot, Welcome
+from node.swarm.facts import AgreedSnapshots, snapshot_of
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
-from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
 from protos.changes import settings_from_body
 from protos.errors import NetworkError, RefusedError

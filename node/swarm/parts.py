@@ -27,6 +27,7 @@ from node.swarm.auditor import Auditor
 from node.swarm.collector import Collector, PayloadDecoder
 from node.swarm.entries import Entries, Witness
 from node.swarm.events import Event
+from node.swarm.facts import AgreedSnapshots
 from node.swarm.follower import Follower, Listener
 from node.swarm.inbox import Inbox
 from node.swarm.membership import Membership, Neighbours
@@ -36,7 +37,6 @@ from node.swarm.pulls import Pulls
 from node.swarm.pushes import Pusher, PushServer
 from node.swarm.reporter import Reporter
 from node.swarm.runtime import Runtime
-from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import Counters, View
 from protos.errors import Refusal
 from protos.identity import Identity

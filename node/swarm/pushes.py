@@ -35,7 +35,7 @@ from protos.disk import DiskError
 from protos.equivocation import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
-from protos.rate_limiter import RateLimiter
+from protos.limits import RateLimiter
 from protos.slices import blobs_of, list_bytes, open_list, with_slices
 from protos.tick import Tick
 

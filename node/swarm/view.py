@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from node.blobs.blobs import Arrivals, WireBytes
-from protos.admission_config import OperatorsConfig
 from protos.log import Chain
+from protos.run_sections import OperatorsConfig
 from protos.tick import Tick
 
 ByRange: TypeAlias = tuple[tuple[bytes, ...], ...]

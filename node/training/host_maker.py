@@ -28,8 +28,7 @@ from node.model.sliced_loss import loss as next_token_loss
 from node.optim.folding import hooked
 from node.optim.laid_out import ParameterChanged, gradient_fault_of
 from node.optim.layout import named_tensors
-from node.training.block_stream import BlockStream, Read
-from node.training.host_transfer import HostTransfer
+from node.training.block_stream import BlockStream, HostTransfer, Read
 from node.training.maker import BuiltIn
 from protos.assignment import Range
 from protos.errors import OperatorError

@@ -14,20 +14,49 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from node.mirror.snapshot_mirrors import SNAPSHOTS_KEPT, MirrorWriter
 from node.snapshot.image import Image
 from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.private import PrivateStateError, write_private
 from node.snapshot.store import SnapshotStore
-from node.training.recording import StepRecorder
 from node.training.replica import THREAD_SAFE, Describe, Replica
 from node.training.telemetry import Spans
 from protos.cores import usable_cores
 from protos.disk import DiskError
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
+
+
+class StepRecorder(Protocol):
+    """See `node.archive.record.Recorder`."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the archive on the disk."""
+
+    def limit(self, bytes_max: int) -> None:
+        """Keep at most so many bytes from now on."""
+
+    def begin(self, replica: Replica) -> None:
+        """Before the keeper's thread: the replica may be further than the archive."""
+
+    def end(self, envelope: bytes) -> None:
+        """The signed end of the run."""
+
+    def pop_due(self) -> bool:
+        """Whether a segment should begin now."""
+
+    def segment(self, step: int, total_bytes: int, pieces: Callable[[], Iterator[bytes]], describe: Describe) -> None:
+        """Begin a segment with this state."""
+
+    def record(self, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]) -> None:
+        """Keep one entry with its payloads."""
+
+    def close(self) -> None:
+        """The files hold everything recorded."""
+
 
 # The part of a core that writing a state may take while the training goes on. Pure: times come with each call.
 #

@@ -3,7 +3,7 @@
     Opened     gradient on this peer's samples -> momentum -> votes -> publish
     Committed  all accepted votes -> the same update on every replica -> report the digest
     Agreed     joining peers can start from this snapshot
-    Ended      the operator ended the run: store this state (ending.py)
+    Ended      the operator ended the run: store this state (progress.py)
     Resync     the log contradicts this replica: compute again; if the state stands, stop with the evidence (recovery.py)
     Finished   the run has made all of its steps.
 
@@ -32,14 +32,11 @@ from node.snapshot.store import SnapshotStore, drawn
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import JoinFacts
-from node.training.activity import Activity, move
-from node.training.digest_reporter import DigestReporter
-from node.training.ending import EffectiveSettings, LastStep, apply_end
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
-from node.training.keeper import Keeper
+from node.training.keeper import Keeper, StepRecorder
 from node.training.maker import NoVotes, PendingGradient
-from node.training.recording import StepRecorder
+from node.training.progress import Activity, DigestReporter, EffectiveSettings, LastStep, apply_end, move
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.telemetry import Spans, StepLog, Summary

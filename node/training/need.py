@@ -1,6 +1,6 @@
 """What a run needs of a machine: memory for the state and the micro-batch, and disk. Pure: values in, a verdict out.
 
-Refuses to look at a machine or to build a model: `node.model.room` and `node.model.size` do that.
+Refuses to look at a machine or to build a model: `node.model.device` and `node.model.size` do that.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from node.model.room import DeviceMemory
+from node.model.device import DeviceMemory
 from node.model.size import BYTES_A_NUMBER, ModelSize
 from node.optim.second_moment import Kind
 from node.training.optimizers import demo_config

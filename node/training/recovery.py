@@ -21,9 +21,9 @@ from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
-from node.training.ending import BadSnapshotError, Divergence
 from node.training.fork_start import Start, root_of_seed
 from node.training.keeper import Keeper
+from node.training.progress import BadSnapshotError, Divergence
 from node.training.replica import Replica
 from node.training.sync import Loading, fetch_snapshot
 from protos.disk import write_bytes

@@ -25,10 +25,10 @@ from node.donor.conditions import MachineFacts, State, decide, states
 from node.donor.live import Applies, Live
 from node.donor.machine_facts import GpuPrograms, Machine
 from node.donor.owner_settings import CONDITIONS, LiveSettings
-from node.model.room import limit
+from node.model.device import limit
 from node.swarm.view import Counters
+from node.training.keeper import StepRecorder
 from node.training.loop import Trainer
-from node.training.recording import StepRecorder
 from node.training.throttle import Throttle
 from protos.errors import NetworkError, OperatorError
 from protos.owner import NOBODY, Owner

@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 from protos import limits
 from protos.accounts import loss_of
-from protos.admission_config import OperatorsConfig
 from protos.envelope import Kind, parse
 from protos.equivocation import check_hashes, open_announcement
 from protos.errors import DivergedError, Reason, Refusal
 from protos.log import Chain, SignedEntry, open_entry
+from protos.run_sections import OperatorsConfig
 from protos.v1 import envelope_pb2, update_pb2
 
 # A peer can have computed the next step at most. One more counts, because the watcher may have missed a message.

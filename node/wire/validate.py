@@ -17,7 +17,7 @@ from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.votes import sums
 from node.optim.votes.groups import VotesError
 from node.optim.votes.payload import PLAIN, Form
-from node.optim.votes.ranges import borders, cut, join
+from node.optim.votes.sums import borders, cut, join
 from node.wire.codec import Update, encode_update
 from protos import slices
 from protos.envelope import parse

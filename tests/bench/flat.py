@@ -18,10 +18,10 @@ from coordinator.clock import aggregation, machine
 from coordinator.clock.state import Peer, PeerPhase
 from coordinator.clock.value_copy import replace
 from node.swarm.collector import sources_of
-from protos.admission_config import AdmissionConfig
 from protos.assignment import SampleShare
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig
+from protos.run_sections import AdmissionConfig
 
 REAL_PEERS_MAX: Final = 32
 COUNTED_STEPS: Final = 16

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from node.watch import net, watch_command, watched_run
 from node.watch.watched_run import AnnouncementSeen, EntrySeen, EntrySource, Refused, Watch
-from protos.admission_config import OperatorsConfig
 from protos.changes import settings_of
 from protos.errors import DivergedError, OperatorError, Reason
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import Contribution
+from protos.run_sections import OperatorsConfig
 from tests.interop.world import ROOT, Log
 
 COORDINATOR = Identity.from_seed(bytes([1]) * 32)

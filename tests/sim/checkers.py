@@ -6,9 +6,9 @@ from coordinator.clock.records import EntryCommitted, Record
 from coordinator.clock.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, Run
 from node.blobs.blobs import STREAMS_KEPT_MAX
 from node.swarm.entries import ENTRIES_AHEAD_MAX
+from node.swarm.facts import SNAPSHOTS_KEPT
 from node.swarm.inbox import STEPS_AHEAD_MAX
 from node.swarm.session import Session
-from node.swarm.snapshots import SNAPSHOTS_KEPT
 from protos.equivocation import prove_exclusion
 from protos.errors import DivergedError, SwarmentumError
 from protos.limits import APPLIED_MAX, ROSTER_PEERS_MAX

@@ -21,12 +21,12 @@ from node.swarm.parts import Parts
 from node.swarm.session import Session
 from node.swarm.view import ByRange
 from node.wire.codec import Update
-from protos.admission_config import AdmissionConfig
 from protos.checks import AUDIT_STEPS
 from protos.identity import short
 from protos.log import SignedEntry
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig
+from protos.run_sections import AdmissionConfig
 from protos.slices import blobs_of
 from tests.sim.__main__ import seeds_asked
 from tests.sim.clock import VirtualLoop, virtual_time

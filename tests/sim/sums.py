@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from node.optim.votes.ranges import cut
+from node.optim.votes.sums import cut
 from node.wire.codec import Update, payload_hash
 from node.wire.validate import UpdateDoor, aggregate
 from protos.errors import Refusal

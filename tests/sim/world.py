@@ -35,7 +35,7 @@ from node.data.samples import MixedSamples, Samples
 from node.link.client import CoordinatorClient, check_genesis
 from node.link.coordinators import Coordinators
 from node.model.gradients import GradResult
-from node.optim.votes.ranges import borders
+from node.optim.votes.sums import borders
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import EVENTS_MAX, Swarm

@@ -27,7 +27,7 @@ from node.building import Own
 from node.config import PeerSettings, load_settings
 from node.model.gradients import Loss
 from node.owner_commands import Stop
-from node.ranks.launch import launched
+from node.ranks.channel import launched
 from node.training.handover import Handover, Share
 from node.training.maker import NoVotes
 from protos.console import configure_logging

@@ -28,8 +28,7 @@ from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError
 from protos.invite import Invite
 from protos.run_config import RunConfig
-from swarmentum._own_loop import in_own_loop
-from swarmentum._reading import verify
+from swarmentum._reading import in_own_loop, verify
 
 if TYPE_CHECKING:
     from node.archive.verify import Verification

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from node.archive import ledger
 from protos.accounts import Account, Excluded, loss_of
@@ -20,10 +22,17 @@ from protos.run_config import RunConfig, config_from_json
 from protos.text import printable
 from protos.v1 import log_pb2
 from protos.version import own_misfit
-from swarmentum._own_loop import in_own_loop
 
 if TYPE_CHECKING:
     from node.archive.verify import Verification
+
+T = TypeVar("T")
+
+
+def in_own_loop(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which runs in a loop and a thread of its own."""
+    with ThreadPoolExecutor(1, "swarmentum") as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from node.optim.backends.triton_newton import orthogonal
-from node.optim.exact.smallest import SMALLEST
+from node.optim.exact.elementwise import SMALLEST
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 
 SIDE = tl.constexpr(CHUNK_SIDE)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from node.optim.exact import chunkwise
 from node.optim.exact import orthogonal as whole_matrices
-from node.optim.exact.smallest import SMALLEST
+from node.optim.exact.elementwise import SMALLEST
 
 ROUND = tl.constexpr(12582912.0)
 """1.5 * 2^23: to add it and take it away again rounds fp32 below 2^22 half to even."""

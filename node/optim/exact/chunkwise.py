@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from node.optim.exact.dct import full_precision
+from node.optim.exact.elementwise import SMALLEST, root_
 from node.optim.exact.orthogonal import COEFFICIENTS, ENTRY_MAX
-from node.optim.exact.roots import root_
-from node.optim.exact.smallest import SMALLEST
 from node.optim.layout import CHUNK_SIDE
 
 WHOLE_EXPONENT = 11

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from node.optim.exact.dct import EXACT_INTEGER_MAX, full_precision
-from node.optim.exact.smallest import SMALLEST
+from node.optim.exact.elementwise import SMALLEST
 
 COEFFICIENTS = tuple(float(np.float32(value)) for value in (3.4445, -4.7750, 2.0315))
 """Coefficients of the quintic iteration `aX + bXX^TX + c(XX^T)^2X` (K. Jordan, Muon)."""

@@ -20,7 +20,6 @@ from node.training.replica import Replica
 from node.wire.codec import payload_hash
 from node.wire.validate import UpdateDoor, open_aggregate
 from protos import slices
-from protos.admission_config import OperatorsConfig
 from protos.changes import Settings
 from protos.envelope import Kind, seal, seal_bytes
 from protos.errors import OperatorError, Refusal
@@ -40,6 +39,7 @@ from protos.log import (
 from protos.optimizer_config import OptimizerConfig
 from protos.orders import OperatorOrder, SignedOrder, order_body
 from protos.run_config import ClockConfig, RunConfig
+from protos.run_sections import OperatorsConfig
 from protos.slices import sum_in
 from protos.v1 import archive_pb2, log_pb2, update_pb2
 from tests.sim.sums import sum_named, summed

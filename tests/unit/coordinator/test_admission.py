@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from coordinator.clock import admission
 from coordinator.clock.state import PeerPhase
-from protos.admission_config import AdmissionConfig
 from protos.identity import peer_id
+from protos.run_sections import AdmissionConfig
 from tests.unit.coordinator.driver import LAYOUT, joined, key, sha
 from tests.unit.coordinator.test_rules import READY, SYNCING, run_of
 

@@ -18,9 +18,9 @@ from node.model.dry_run import dry_run
 from node.model.spec import ModelSpec
 from protos import toml_file
 from protos.errors import NetworkError, OperatorError, Refusal
-from protos.model_config import LayoutFacts
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig
+from protos.run_sections import LayoutFacts
 from tests.unit.coordinator.serving import operated, served
 from tests.unit.coordinator.test_service import WAITS
 

@@ -6,9 +6,9 @@ import pytest
 
 from coordinator.serving import metrics
 from coordinator.serving.metrics import OTHER, VERSIONS_KEPT, Failures, Metrics
-from protos.admission_config import AdmissionConfig
 from protos.errors import NetworkError, RefusedError
 from protos.run_facts import REASONS, failure_values, failure_words
+from protos.run_sections import AdmissionConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import software_version
 from tests.unit.coordinator.serving import identity, operated, peers, served

@@ -28,10 +28,10 @@ from coordinator.serving.served_coordinator import _take_lines
 from coordinator.store.journal import Journal
 from coordinator.store.wait_queues import FILE, RETURN_MS_MAX, WaitQueues
 from node.link.client import CoordinatorClient
-from protos.admission_config import AdmissionConfig
 from protos.errors import RefusedError
 from protos.invite import Ticket, seal_ticket
 from protos.run_config import RunConfig
+from protos.run_sections import AdmissionConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 from tests.unit.coordinator.driver import LAYOUT

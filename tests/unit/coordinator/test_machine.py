@@ -28,7 +28,6 @@ from coordinator.clock.events import (
 )
 from coordinator.clock.records import Equivocated, SnapshotAgreed, SnapshotFact
 from coordinator.clock.state import PeerPhase, Phase
-from protos.admission_config import OperatorsConfig
 from protos.assignment import Range
 from protos.changes import settings_of
 from protos.equivocation import Offence
@@ -37,6 +36,7 @@ from protos.holdings import mask_of
 from protos.log import Equivocation, Exclusion
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import EvaluationConfig
+from protos.run_sections import OperatorsConfig
 from protos.tick import Tick
 from tests.unit.coordinator.driver import (
     LAYOUT,

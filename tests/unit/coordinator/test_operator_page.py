@@ -9,10 +9,10 @@ from coordinator.commands.operator import Operator, facts_of
 from coordinator.commands.signing import Operators
 from coordinator.web import actions
 from coordinator.web.actions import ALL
-from protos.admission_config import OperatorsConfig
 from protos.identity import peer_id
 from protos.invite import Invite
 from protos.run_config import RunConfig
+from protos.run_sections import OperatorsConfig
 from tests.unit.coordinator.serving import COORDINATOR, Served, eventually, identity, operated, peers, served
 from tests.unit.web.test_operator_page import Site, site
 

@@ -34,7 +34,6 @@ from coordinator.store import checkpoint
 from node.archive.audit import write_from_log
 from node.archive.ledger import export_log, log_entries
 from protos import limits
-from protos.admission_config import AdmissionConfig, OperatorsConfig
 from protos.changes import settings_of
 from protos.envelope import Kind, seal_bytes
 from protos.errors import OperatorError, Refusal
@@ -43,6 +42,7 @@ from protos.invite import Ticket
 from protos.log import Chain, Entry, Exclusion, entry_body, seal_entry
 from protos.orders import End, OperatorOrder, SignedOrder, open_end, order_body, order_id, seal_end
 from protos.run_config import RunConfig, config_from_json
+from protos.run_sections import AdmissionConfig, OperatorsConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 from tests.unit.coordinator.driver import Harness, config, joined, key

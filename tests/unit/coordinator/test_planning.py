@@ -31,11 +31,11 @@ from coordinator.commands.planning import (
 from node.model.spec import ModelSpec, build
 from node.training.replica import Replica
 from protos.address import block_of
-from protos.admission_config import AdmissionConfig
 from protos.errors import OperatorError
 from protos.identity import peer_id
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig, config_from_json
+from protos.run_sections import AdmissionConfig
 from tests.unit.coordinator.driver import key
 from tests.unit.coordinator.serving import operated, served
 from tests.unit.coordinator.test_service import WAITS

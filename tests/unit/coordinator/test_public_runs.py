@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from coordinator import __main__ as operate
 from node import __main__ as command
 from node.commands import public_runs_view
-from protos.admission_config import AdmissionConfig
 from protos.envelope import Kind, parse, seal, seal_bytes
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.identity import Identity
@@ -23,6 +22,7 @@ from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.public_runs import FIELDS, KEY, LIST_BYTES_MAX, RUNS_MAX, list_text, open_run, open_runs, sealed_run
 from protos.run_config import RunConfig
+from protos.run_sections import AdmissionConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, log_pb2
 from tests.unit.coordinator.driver import config

@@ -16,15 +16,14 @@ from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import event_loop as runtime_module
 from coordinator.serving import event_streams, sessions, throttled_log
 from protos import limits, packing
-from protos.admission_config import AdmissionConfig
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
-from protos.grpc_errors import BehindError, SessionLostError
 from protos.identity import Identity
 from protos.limits import HOLDINGS_MAX
 from protos.log import Chain, open_entry, seal_entry
-from protos.pinned import fetch_certificate
+from protos.pinned import BehindError, SessionLostError, fetch_certificate
 from protos.run_config import RunConfig, TrustConfig
+from protos.run_sections import AdmissionConfig
 from protos.tick import tick_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc

@@ -10,11 +10,21 @@ from coordinator.clock.events import Claim, Connected, Disconnected, Reported, T
 from coordinator.clock.records import SnapshotFact
 from coordinator.clock.state import Peer, PeerPhase, Phase
 from coordinator.clock.trust import Standing
-from protos.admission_config import AdmissionConfig
 from protos.identity import peer_id
 from protos.invite import Ticket
 from protos.run_config import RunConfig, TrustConfig
-from tests.unit.coordinator.driver import LAYOUT, Harness, claim_of, config, digest_of, joined, key, sha, snapshot_at
+from protos.run_sections import AdmissionConfig
+from tests.unit.coordinator.driver import (
+    LAYOUT,
+    Harness,
+    claim_of,
+    config,
+    digest_of,
+    joined,
+    key,
+    sha,
+    snapshot_at,
+)
 
 ANCHOR = 40
 TICKET = Ticket(b"a" * 16, 0, 4, "anchor", anchor=True)

@@ -16,8 +16,8 @@ import pytest
 from node.data import download
 from node.data.download import Mirrors, WebReader, is_public
 from node.data.manifest import MANIFEST, Shard, sha256_of
+from protos.address import is_web
 from protos.errors import DataError, NetworkError
-from protos.web_address import is_web
 from tests.system.web_folder import WebServer
 
 DATA = bytes(range(256)) * 4000

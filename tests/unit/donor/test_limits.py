@@ -22,7 +22,7 @@ from node.donor import awake
 from node.donor.caps import Kept, allowed, disk_for
 from node.donor.live import Live
 from node.donor.owner_settings import LiveSettings
-from node.model.room import DeviceMemory, limit, within
+from node.model.device import DeviceMemory, limit, within
 from protos.errors import OperatorError
 from tests.unit.node.test_doctor import HERE
 

@@ -22,8 +22,8 @@ from node.export.model_folder import ExportError, check_folder, export, first_lo
 from node.model.spec import ModelError, ModelSpec, build
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.model_config import ModelConfig, ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
+from protos.run_sections import ModelConfig, ReferenceLoss
 from tests.unit.model.test_spec import TINY
 
 TEXT = "def café():\n    return '日本 🐍'\t\0"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from node.model.room import KIB, DeviceMemory, main_memory, room_of
+from node.model.device import KIB, DeviceMemory, main_memory, room_of
 from node.model.size import activation_bytes, size_of
 from node.model.sliced_loss import loss
 from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, parameter_count

@@ -18,7 +18,7 @@ from node.doctor.lines import Line, Severity
 from node.doctor.run_lines import predict
 from node.donor.conditions import MachineFacts, states
 from node.donor.owner_settings import LiveSettings
-from node.model.room import DeviceMemory
+from node.model.device import DeviceMemory
 from protos.errors import DataError, NetworkError, RefusedError
 from protos.run_config import RunConfig
 

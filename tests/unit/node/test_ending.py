@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from node.training.ending import AGREED_SECONDS_MAX, LastStep
+from node.training.progress import AGREED_SECONDS_MAX, LastStep
 from protos.errors import DivergedError, NetworkError, SwarmentumError
 from protos.orders import End
 

@@ -10,7 +10,7 @@ import torch
 
 from node.admission import fit
 from node.config import PeerSettings
-from node.model.room import DeviceMemory
+from node.model.device import DeviceMemory
 from node.training.need import Memory
 from protos.errors import OperatorError
 from protos.run_config import RunConfig

@@ -21,8 +21,8 @@ from node.model.spec import ModelSpec, build
 from node.optim.demo import DeMo
 from node.optim.step import NonFiniteGradient
 from node.training import vote_checks
+from node.training.block_stream import HostTransfer
 from node.training.host_maker import HostMaker
-from node.training.host_transfer import HostTransfer
 from node.training.need import kind_of
 from node.training.replica import Replica
 from protos.assignment import Range

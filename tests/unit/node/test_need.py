@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from node.model.room import DeviceMemory
+from node.model.device import DeviceMemory
 from node.model.size import ModelSize
 from node.training.need import Need, building, disk, fit, fitting, need_of, whole_gradients
 from protos.amounts import amount, count

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from node.model.device import DeviceError
-from node.ranks.launch import Launch, launched, rank_device
+from node.ranks.channel import Launch, launched, rank_device
 
 SECONDS_MAX = 600
 

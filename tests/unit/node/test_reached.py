@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from node.training import digest_reporter
-from node.training.digest_reporter import DigestReporter
+from node.training import progress
+from node.training.progress import DigestReporter
 from node.training.replica import Replica
 from protos.errors import NetworkError
 from tests.unit.node.test_recovery import Log, replica, updates_of
@@ -38,7 +38,7 @@ def around() -> Around:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[tuple[Replica, threading.Event]]:
     """A replica whose digest takes until the event is set; at most half a second, or what a test says."""
-    monkeypatch.setattr(digest_reporter, "BEHIND_BYTES_MIN", 0)
+    monkeypatch.setattr(progress, "BEHIND_BYTES_MIN", 0)
     held, go = replica(), threading.Event()
     at_once = held.demo.state_digest
 
@@ -94,7 +94,7 @@ def test_the_coordinator_hears_of_it_while_the_training_computes(
 def test_otherwise_it_is_hashed_at_once_and_compared_before_it_is_told(
     around: Around, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digest_reporter, "BEHIND_BYTES_MIN", 1 << 40 if why == "small" else 0)
+    monkeypatch.setattr(progress, "BEHIND_BYTES_MIN", 1 << 40 if why == "small" else 0)
     around.doubts = why == "doubt"
     held, seen = replica(), list[bytes]()
     made(held, around).state(seen.append, behind=why != "no gradient")

@@ -13,11 +13,10 @@ from node.model.gradients import GradResult
 from node.optim.second_moment import Kind
 from node.swarm.events import Agreed, Event, Finished, Opened, Snapshot
 from node.swarm.view import Counters
-from node.training.activity import MOVES, Activity, move
-from node.training.ending import LastStep
 from node.training.exports import Copier
 from node.training.loop import Trainer
 from node.training.maker import PendingGradient
+from node.training.progress import MOVES, Activity, LastStep, move
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from protos.assignment import Range, SampleShare

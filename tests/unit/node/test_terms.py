@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.training.ending import EffectiveSettings, LastStep
+from node.training.progress import EffectiveSettings, LastStep
 from protos.changes import settings_of
 from protos.errors import RefusedError
 from protos.run_config import ClockConfig, RunConfig

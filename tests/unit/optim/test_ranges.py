@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from node.optim.votes import sums
 from node.optim.votes.groups import VotesError
-from node.optim.votes.ranges import borders, cut, join
+from node.optim.votes.sums import borders, cut, join
 from node.wire.codec import Update, payload_hash
 from node.wire.validate import UpdateDoor, aggregate, encode, open_aggregate
 from protos.errors import Refusal

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.rate_limiter import RateLimiter
+from protos.limits import RateLimiter
 
 
 @given(st.lists(st.integers(0, 500), max_size=200), st.integers(1, 20), st.integers(1, 100))

@@ -10,7 +10,7 @@ from coordinator.serving.event_streams import PeerAheadError as Behind
 from coordinator.serving.reading import ReadersBusyError as TooMany
 from coordinator.store.journal import FencedError, JournalError
 from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError
-from protos.grpc_errors import BehindError, BusyError, SessionLostError, error_of
+from protos.pinned import BehindError, BusyError, SessionLostError, error_of
 
 MEANINGS: dict[type[SwarmentumError], type[SwarmentumError]] = {
     Refusal: RefusedError,

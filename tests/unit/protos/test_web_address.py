@@ -9,10 +9,10 @@ from node.archive import ledger
 from node.config import PeerSettings
 from node.export.card import facts_of
 from node.text import open_text
+from protos.address import is_web, web_problem
 from protos.errors import DataError, OperatorError
 from protos.invite import Invite, is_link
 from protos.run_config import DataConfig, RunConfig
-from protos.web_address import is_web, web_problem
 
 ANY_CASE = (
     "HTTP://127.0.0.1:1/x",

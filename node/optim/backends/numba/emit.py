@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from node.optim.exact.smallest import SMALLEST
+from node.optim.exact.elementwise import SMALLEST
 from node.optim.layout import CHUNK_SIDE
 
 LANES = 16

@@ -1,4 +1,6 @@
-"""Where the run of a peer ends: after its last planned step, or earlier, where the coordinator signed its end. ADR 44.
+"""How far a peer is in its run: what it does, the states that it reached, the settings of now, and where the run ends. ADR 44.
+
+That is after the last planned step, or earlier, where the coordinator signed its end.
 
 Refuses an entry after a signed end, and an end of another log: a coordinator that signs both breaks its word.
 """
@@ -7,19 +9,25 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from enum import Enum
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from node.swarm.api import Swarm
 from node.swarm.events import Ended
-from node.training.keeper import Keeper
-from node.training.recording import StepRecorder
+from node.training.keeper import Keeper, StepRecorder
 from node.training.replica import Replica
 from protos.changes import Settings, with_settings, words
 from protos.errors import DivergedError, NetworkError, Reason, Refusal, RefusedError, SwarmentumError
 from protos.orders import End
 from protos.run_config import ClockConfig, RunConfig
+
+if TYPE_CHECKING:
+    from node.training.recovery import Recovery
 
 
 class BadSnapshotError(Refusal):
@@ -160,3 +168,91 @@ class EffectiveSettings:
             structlog.get_logger("peer").info("the operator changed the run", step=step, settings=words(new))
         self.clock, self.mirrors = config.clock, config.snapshots.mirrors
         self.settings, self.last.planned = settings, self.clock.steps
+
+
+# What a peer does in its run, as one state, and the table of legal moves. Pure.
+
+
+class Activity(Enum):
+    """What a peer does in its run now."""
+
+    LOADING = "loading"
+    """Its momentum is not here yet, and may not be saved."""
+    FOLLOWING = "following"
+    """It applies the log, and has not voted since it came, went on after a pause, or jumped to another state."""
+    VOTING = "voting"
+    PAUSED = "paused"
+    """By its owner or a condition, and the coordinator knows."""
+
+
+MOVES: Final = {
+    Activity.LOADING: {Activity.FOLLOWING},
+    Activity.FOLLOWING: {Activity.VOTING, Activity.PAUSED},
+    Activity.VOTING: {Activity.FOLLOWING, Activity.PAUSED},
+    Activity.PAUSED: {Activity.FOLLOWING},
+}
+
+
+def move(now: Activity, then: Activity) -> Activity:
+    """The next state. An illegal move is our own mistake."""
+    assert then in MOVES[now], f"a peer that is {now.value} cannot be {then.value} next"
+    return then
+
+
+# A state that the log reached: its digest is hashed while the training computes its next gradient, and then it is told.
+#
+# The swarm tells the coordinator as soon as the digest is there; what only the training thread may do waits until that thread
+# asks (`settle`). The replica waits for the digest before it changes the state. Two states are hashed at once: a small one, for
+# which a thread would cost more, and that of a peer of several devices, whose ranks take part in each digest in their order.
+
+BEHIND_BYTES_MIN: Final = 8 << 20
+"""States of fewer bytes are hashed at once: that takes 5 to 10 ms."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    step: int
+    digest: Future[bytes]
+    told: Future[None]
+    then: Callable[[bytes], None]
+
+
+class DigestReporter:
+    """One trainer's. All methods are for the training thread."""
+
+    def __init__(self, replica: Replica, swarm: Swarm, recovery: Recovery) -> None:
+        self._replica, self._swarm, self._recovery = replica, swarm, recovery
+        self._waiting: _Waiting | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    def state(self, then: Callable[[bytes], None], *, behind: bool) -> None:
+        """The replica is at a new state. `then` gets its digest, now or in `settle`; with `behind` there is a gradient to
+        compute meanwhile. Raises DivergedError if a state in doubt stands."""
+        self.settle()
+        replica = self._replica
+        if not behind or self._recovery.doubts or not replica.hashes_behind(BEHIND_BYTES_MIN):
+            self._recovery.reached(replica.step, replica.digest())
+            self._swarm.applied(replica.step, replica.digest())
+            then(replica.digest())
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="digest")
+        digest = replica.hash_in(self._pool)
+        self._waiting = _Waiting(replica.step, digest, self._pool.submit(self._tell, replica.step, digest), then)
+
+    def _tell(self, step: int, digest: Future[bytes]) -> None:
+        self._swarm.applied(step, digest.result())
+
+    def settle(self) -> None:
+        """Have the digest of the last state, and do with it what waits."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return
+        self._recovery.reached(waiting.step, waiting.digest.result())
+        waiting.told.result()
+        waiting.then(waiting.digest.result())
+
+    def close(self) -> None:
+        """End the thread. What it tells the swarm has its own deadline."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
