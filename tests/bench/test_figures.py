@@ -32,7 +32,9 @@ LIBRARY = [
     *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "adam-votes-g128", "random-16"),
     "paper-k32-clip",
 ]
-LARGER = ["muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "adam-votes-g128"]
+LARGER = [
+    *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "muon64-own-16-i3", "adam-votes-g128"),
+]
 ROWS = [
     *(("", "tinyshakespeare", "0.7M", name) for name in SHAKESPEARE),
     *(("library:", "stdlib", "0.7M", name) for name in LIBRARY),
