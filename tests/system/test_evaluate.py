@@ -85,6 +85,7 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     code, _, err = swarmentum("evaluate", str(tmp_path), "--tasks", "arc_easy")
     assert (code, "holds no config.json" in err) == (2, True), err

@@ -165,6 +165,7 @@ def test_while_it_trains_and_its_momentum_is_kept(swarm: LocalSwarm, tmp_path: P
     assert (folder / "private.pt").exists()
 
 
+@pytest.mark.long
 def test_while_it_waits_for_votes_that_nobody_has(swarm: LocalSwarm, tmp_path: Path) -> None:
     link = another_run(swarm, tmp_path, RUN + PLAIN_MODEL)
     steps = tmp_path / "first" / "runs" / Invite.parse(link).run_id.hex()[:16] / "steps.jsonl"
