@@ -5,6 +5,7 @@ A disk that refuses a write is the operator's matter: one clear error instead of
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -35,12 +36,13 @@ def check_no_folder(path: Path) -> None:
 
 
 def path_problem(path: Path) -> str | None:
-    """Why a folder cannot be a home; None if it can. Safetensors and SQLAlchemy take paths in UTF-8 alone."""
+    """Why there can be no folder at `path`; None if there can. Safetensors and SQLAlchemy take paths in UTF-8 alone."""
     try:
         os.fspath(path.absolute()).encode()
     except UnicodeEncodeError:
         return f"{printable(str(path))} is no path in UTF-8, and libraries need one: name another folder"
-    return None
+    there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    return None if there.is_dir() else f"{there} is no folder: name another one, or move it away"
 
 
 def sync_file(file: BinaryIO) -> None:
@@ -51,11 +53,8 @@ def sync_file(file: BinaryIO) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Put the folder's own entries on the disk: a rename alone may be lost with the power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
+    with _opened(folder) as handle:
         os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -76,22 +75,48 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
     Raises OperatorError for a folder that has files, DiskError.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OperatorError(f"{folder} is not empty: give a new or an empty folder, or move what is there away")
+    if (why := path_problem(folder)) is not None:
+        raise OperatorError(why)
     whole = folder.absolute()
     there = whole.exists()  # perhaps a mount, which no rename replaces
-    fresh = whole / f".new-{os.getpid()}" if there else whole.with_name(f".{whole.name}.new-{os.getpid()}")
+    beside, prefix = (whole, ".new-") if there else (whole.parent, f".{whole.name}.new-")
+    _remove_killed(beside, prefix)
+    if there and any(whole.iterdir()):
+        raise OperatorError(f"{folder} is not empty: give a new or an empty folder, or move what is there away")
+    fresh = beside / f"{prefix}{os.getpid()}"
     try:
         with writing(folder):
             fresh.mkdir(parents=True)
-            yield fresh
-            if there:
-                for path in sorted(fresh.iterdir()):
-                    path.rename(whole / path.name)
-            else:
-                fresh.rename(whole)
+            with _opened(fresh) as handle:
+                with suppress(OSError):  # a disk that locks nothing: then nobody removes it, either
+                    fcntl.flock(handle, fcntl.LOCK_SH)
+                yield fresh
+                if there:
+                    for path in sorted(fresh.iterdir()):
+                        path.rename(whole / path.name)
+                else:
+                    fresh.rename(whole)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _remove_killed(beside: Path, prefix: str) -> None:
+    """Remove the folders that processes began to fill and were killed. A folder that is still locked is somebody's."""
+    with suppress(OSError):  # `beside` is not there, or may not be read
+        for path in list(beside.iterdir()):
+            if path.name.startswith(prefix) and path.name.removeprefix(prefix).isdecimal():
+                with suppress(OSError), _opened(path) as handle:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
 
 
 def remove_left(path: Path) -> None:

@@ -74,7 +74,10 @@ def _fill(fresh: Path, run: str, private: bool) -> tuple[dict[str, Any], list[di
             shutil.copyfile(run, log)
         except OSError as error:
             raise OperatorError(f"{run} is no invite link, and no file that can be read: {error.strerror}") from error
-        return audit.write_from_log(log, fresh / audit.FROM_LOG), []
+        try:
+            return audit.write_from_log(log, fresh / audit.FROM_LOG), []
+        except OperatorError as error:  # of the copy, which goes
+            raise OperatorError(str(error).replace(str(log), run)) from error
     invite = Invite.parse(run)
     export_log(invite, log)
     facts = audit.write_from_log(log, fresh / audit.FROM_LOG)

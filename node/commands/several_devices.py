@@ -72,6 +72,8 @@ def _named(path: Path) -> dict[str, str]:
             return {str(folder): str(device) for folder, device in json.load(file).items()}
     except FileNotFoundError:
         return {}
+    except PermissionError as error:
+        raise OperatorError(f"{path}: this user may not read it; run this as the user who owns it") from error
     except (OSError, ValueError, AttributeError) as error:
         raise OperatorError(f"{path} cannot be read: {error}; end its `join`, and start it again") from error
 

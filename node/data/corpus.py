@@ -177,6 +177,7 @@ def look_at(source: Source) -> Survey:
     """Look at what a run or a person names: text, a token file, or a folder of token shards. Raises DataError."""
     path = Path(source.place)
     if is_tokens(path):
+        open_tokens(path, "uint8")  # of any size: the type is the run's
         return Survey(source.place, Reading(), Reading(1, 1, file_size(path)))
     if (path / MANIFEST).is_file():
         _, manifest = manifest_of(path)

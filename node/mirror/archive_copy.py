@@ -7,6 +7,7 @@ other files of an archive: a verdict is about what the address has.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 import shutil
@@ -36,6 +37,8 @@ TRIES: Final = 4
 WAIT_SECONDS_MIN: Final = 1.0
 WAIT_SECONDS_MAX: Final = 15.0
 SPARE_BYTES: Final = 64 << 20
+REFUSING: Final = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+"""What a place says that does not change by itself."""
 _NAME: Final = re.compile(r"genesis|end|layout\.json|[0-9]{13}/(manifest|state\.safetensors|log|payloads)")
 GENESIS: Final = "genesis"
 _ALWAYS: Final = (GENESIS, "layout.json")
@@ -317,6 +320,10 @@ def _trying(what: str, work: Callable[[], T]) -> T:
             if is_full(error):
                 raise DiskError(
                     f"{what}: no room is left. Make room, and start again: what is there is used"
+                ) from error
+            if isinstance(error, OSError) and error.errno in REFUSING:
+                raise DiskError(
+                    f"{what}: {error.strerror}; name another folder, or allow this user to use it"
                 ) from error
             if not left:
                 raise NetworkError(f"{what}: {one_line(error)}") from error

@@ -34,6 +34,8 @@ PARAMETERS = "parameters"
 """The term that says which values a rank starts from; only in a first step, and after parameters came."""
 DRIFT = "parameters of this step"
 """The term that says what a part of them is in a later step."""
+NUMBER = "which optimizer"
+"""The term that tells optimizers with equal settings apart; only in a first step: then their parameters may be equal, too."""
 GRADIENT = "gradient"
 """The term that two ranks must not share: of a rank that votes, until two have voted in one step."""
 
@@ -119,7 +121,7 @@ def check_parts(parts: Sequence[Part]) -> dict[str, Any]:
     first, terms = voting[0]
     for rank, theirs in voting[1:]:
         for name in sorted(
-            (terms.keys() | theirs.keys()) - {GRADIENT}, key=lambda name: (name in (PARAMETERS, DRIFT), name)
+            (terms.keys() | theirs.keys()) - {GRADIENT}, key=lambda name: (name in (PARAMETERS, DRIFT, NUMBER), name)
         ):
             if terms.get(name) != theirs.get(name):
                 raise _differ(name, (first, terms.get(name)), (rank, theirs.get(name)))
@@ -136,6 +138,11 @@ def _differ(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> RanksDif
         return ReplicasDiffer(
             f"the ranks have not the same parameters any more (rank {one[0]} and rank {other[0]}): something moved them on one "
             "rank, such as load_state_dict on rank 0 alone, or an average that was not taken back: load one state on all ranks"
+        )
+    if name == NUMBER:
+        return RanksDiffer(
+            f"the ranks step different optimizers that have equal settings: rank {one[0]} number {one[1]}, and rank {other[0]} "
+            f"number {other[1]} of those without a step. Make them in one order on all ranks, and step them in one order"
         )
     here, there = (str(np.float32(value)) if isinstance(value, float) else str(value) for _, value in (one, other))
     if here == there:

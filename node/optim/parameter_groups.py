@@ -7,8 +7,11 @@ these parameters, settings or this rank, before anything is changed.
 from __future__ import annotations
 
 import copy
+import gc
 import hashlib
+import itertools
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +29,7 @@ from node.optim.given_groups import (
     named_of,
     options_of,
     saved_group,
+    settings_digest,
     warn_of_stacks,
     without_place,
 )
@@ -95,6 +99,7 @@ class ParameterGroups(torch.optim.Optimizer):
     """Parameters with their state, and no step."""
 
     _step_supports_amp_scaling = TakesScale()
+    _number = 0  # of a copy, too
 
     @as_usual
     def __init__(self, params: Any, defaults: dict[str, Any], settings: Settings) -> None:
@@ -116,6 +121,18 @@ class ParameterGroups(torch.optim.Optimizer):
         self._listed: list[list[int]] = []
         self._known: frozenset[int] = frozenset()
         self._abstained = 0  # steps in a row
+
+    def _place(self) -> int:
+        """1, or more: optimizers with equal settings that were made before are there, and have made no step either."""
+        own = settings_digest(self.settings.values, self._voting)
+
+        def before() -> int:
+            earlier = [it for it in _made if it._number < self._number and not it._steps]
+            return sum(settings_digest(it.settings.values, it._voting) == own for it in earlier)
+
+        if before():
+            gc.collect()  # a rank may have made one more, and let it go
+        return before() + 1
 
     @property
     def exchanged(self) -> bool:
@@ -309,6 +326,15 @@ class ParameterGroups(torch.optim.Optimizer):
         memo[id(self)] = copied
         copied.__setstate__(copy.deepcopy(ParameterGroups.__getstate__(self), memo))
         return copied
+
+
+_made, _numbers = weakref.WeakSet[ParameterGroups](), itertools.count(1)
+
+
+def listed(optimizer: ParameterGroups) -> int:
+    """The number of a new optimizer that votes with other ranks: the order is known in which a rank made its own."""
+    _made.add(optimizer)
+    return next(_numbers)
 
 
 def _names(group: Mapping[str, Any]) -> list[str]:

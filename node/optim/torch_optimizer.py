@@ -26,6 +26,7 @@ from node.optim.digest import state_digest
 from node.optim.exchange import (
     DRIFT,
     GRADIENT,
+    NUMBER,
     PARAMETERS,
     Exchange,
     ExchangeFailed,
@@ -53,7 +54,7 @@ from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
 from node.optim.paper_demo import PaperConfig
-from node.optim.parameter_groups import ParameterGroups, Settings, author_of, drift_digest, trained
+from node.optim.parameter_groups import ParameterGroups, Settings, author_of, drift_digest, listed, trained
 from node.optim.process_group import are_told_apart, check_unwrapped, gradient_digest, group_of, unscale, weak_group
 from node.optim.run_settings import plain
 from node.optim.sharded_demo import ShardedDeMo
@@ -146,6 +147,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             "lr": lr, "momentum": beta, "weight_decay": weight_decay, "group_size": group_size, "clip_norm": clip_norm
         }  # fmt: skip
         super().__init__(params if module is None else list(module.named_parameters()), options, same)
+        self._number = 0 if alone else listed(self)
         self._connect()
 
     def _begin(self) -> None:
@@ -315,7 +317,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         terms["the layout or the settings"] = settings_digest(self.settings.values, groups)
         if not self._compared:
             own = b"".join(voter.layout.digest() + state_digest(voter.replicated) for voter in self._demos)
-            terms[PARAMETERS] = own.hex()
+            terms |= {PARAMETERS: own.hex(), **({} if self._steps else {NUMBER: self._place()})}
         elif self._exchange is not None:
             terms[DRIFT] = drift_digest(self._demos, self._steps)
         if self._sharded is not None:

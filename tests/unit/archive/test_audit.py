@@ -120,7 +120,9 @@ def test_what_is_there_already_is_left_alone_and_a_failure_leaves_nothing(log: P
     assert [path.name for path in full.iterdir()] == ["notes"]
     log.write_bytes(log.read_bytes()[:-1])
     for bad in (log, tmp_path / "nothing", full):
-        assert isinstance(run(bad, tmp_path / "new").exception, OperatorError)
+        failed = run(bad, tmp_path / "new")
+        assert isinstance(failed.exception, OperatorError)
+        assert str(failed.exception).startswith(str(bad)), "and not its copy, which is gone"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "run.log"]
     later = log_pb2.Genesis()
     later.CopyFrom(GENESIS)

@@ -403,3 +403,12 @@ def test_a_packed_file_that_was_cut_off_is_no_small_loss(name: str, tmp_path: Pa
     texts, counts = read(tmp_path)
     assert counts == {"damaged": 1}
     assert len(texts) > 1000, "what is there can be had with --allow-left-out"
+
+
+@pytest.mark.parametrize("name", ["none.bin", "none.npy"])
+def test_a_survey_says_what_training_will_say_of_a_token_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match="is not a token file"):
+        look_at(Source(str(tmp_path / name)))
+    (tmp_path / "odd.bin").write_bytes(bytes(3))  # one byte a token, perhaps: the run says so
+    assert look_at(Source(str(tmp_path / "odd.bin"))).inside.size == 3

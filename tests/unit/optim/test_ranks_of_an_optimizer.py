@@ -126,6 +126,22 @@ def two_optimizers_in_another_order(rank: int, folder: Path) -> Found:
     return {"errors": found}
 
 
+def two_optimizers_that_look_alike_in_another_order(rank: int, folder: Path) -> Found:
+    if rank:  # one more that is gone, does not vote, or has other settings
+        DeMoOptimizer(tower(), lr=1e-2)
+    alone = DeMoOptimizer(tower(), lr=1e-2, alone=True) if rank else None
+    another = DeMoOptimizer(tower(), lr=1e-2, base="adamw") if rank else None
+    models = [tower(), tower()]
+    optimizers = [DeMoOptimizer(model, lr=1e-2) for model in models]
+    found: list[str] = []
+    for numbers in ((1, 0) if rank else (0, 1), (0, 1), (0, 1)):
+        for number in numbers:
+            backward(models[number], rank, number)
+            found.append(error_of(optimizers[number].step))
+    del alone, another
+    return {"errors": found, "digests": [digest(it).hex() for it in models]}
+
+
 def a_rank_alone_moves_its_parameters(rank: int, folder: Path) -> Found:
     model, found = tower(), {}
     optimizer = DeMoOptimizer(model, lr=1e-2)
@@ -287,6 +303,7 @@ def parameters_are_added_on_one_rank(rank: int, folder: Path) -> Found:
 SCENES = (
     all_ranks_by_default, a_scaler_finds_an_infinity_on_one_rank, a_schedule_stands_still_on_one_rank,
     a_model_is_cast_on_one_rank, a_rate_is_no_number_on_one_rank, two_optimizers_in_another_order,
+    two_optimizers_that_look_alike_in_another_order,
     a_rank_alone_moves_its_parameters, settings_differ, a_rank_loads_another_step_or_another_rank, a_checkpoint_of_both_ranks,
     a_model_in_ddp, first_steps_without_equal_votes, one_batch_for_all, a_rank_has_fewer_batches,
     parameters_are_added_on_one_rank,
@@ -373,6 +390,15 @@ def test_votes_of_one_optimizer_never_move_the_model_of_another(found: list[dict
     for it in of(found, two_optimizers_in_another_order):
         assert it["errors"][:2] == ["nothing was raised"] * 2
         assert all("the ranks differ in the layout or the settings" in error for error in it["errors"][2:])
+
+
+def test_optimizers_that_look_alike_do_not_swap_their_first_votes(found: list[dict[str, Found]]) -> None:
+    """Each model of a rank was equal to the other model of the other rank from then on, and nothing said so."""
+    one, other = of(found, two_optimizers_that_look_alike_in_another_order)
+    assert one == other
+    assert all("RanksDiffer: the ranks step different optimizers" in error for error in one["errors"][:2])
+    assert one["errors"][2:] == ["nothing was raised"] * 4
+    assert one["digests"][0] != one["digests"][1]
 
 
 def test_settings_that_differ_are_named(found: list[dict[str, Found]]) -> None:

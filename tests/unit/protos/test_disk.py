@@ -8,7 +8,7 @@ from typing import BinaryIO
 import pytest
 
 from protos import disk
-from protos.disk import PRIVATE_MODE, DiskError, new_folder, replace_bytes, replace_file
+from protos.disk import PRIVATE_MODE, DiskError, new_folder, path_problem, replace_bytes, replace_file
 from protos.errors import OperatorError
 
 
@@ -125,4 +125,32 @@ def test_a_new_folder_is_there_whole_or_not_at_all(there: bool, tmp_path: Path) 
         (fresh / "data" / "log").write_text("log")
     assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == {"data", "data/log"}
     with pytest.raises(OperatorError, match="is not empty"), new_folder(folder):
+        pass
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_new_folder_takes_the_place_of_one_whose_process_was_killed(there: bool, tmp_path: Path) -> None:
+    """What a killed export left in an empty folder made the folder "not empty" for its repeat."""
+    folder = tmp_path / "page"
+    folder.mkdir()
+    left = folder / ".new-123" if there else tmp_path / ".page.new-123"
+    (left / "data").mkdir(parents=True)
+    if not there:
+        folder.rmdir()
+    with new_folder(folder) as fresh:
+        (fresh / "index.html").write_text("whole")
+        if there:  # a second process does not remove it
+            with pytest.raises(OperatorError, match="is not empty"), new_folder(folder):
+                pass
+    assert {path.name for path in tmp_path.rglob("*")} == {"page", "index.html"}
+
+
+def test_there_is_no_folder_below_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    assert path_problem(tmp_path / "new" / "home") is None
+    for place, named in ((file, file), (file / "home", file), (tmp_path / "nowhere", tmp_path / "nowhere")):
+        assert str(path_problem(place)).startswith(f"{named} is no folder")
+    with pytest.raises(OperatorError, match="is no folder"), new_folder(file / "page"):
         pass
