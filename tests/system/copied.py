@@ -6,6 +6,7 @@ systems; with SWARMENTUM_TEST_COPIES=none all begin so, as at night.
 """
 
 import atexit
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection
-from multiprocessing.forkserver import ensure_running
+from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -62,9 +63,17 @@ def _can_be_copied(environment: dict[str, str]) -> bool:
     theirs = {name: value for name, value in environment.items() if not name.startswith(OURS)}
     if not _loaded_with:
         with mock.patch.dict(os.environ, {**theirs, **LOADED_WITH}):
-            ensure_running()
-        _loaded_with.update(theirs)
+            _forkserver.ensure_running()
+        _loaded_with.update({**theirs, **SURROUNDINGS})
+        atexit.register(_kill)
     return theirs == _loaded_with
+
+
+def _kill() -> None:
+    """Before `multiprocessing` asks those that are left to end, and waits for each, also for one that is stopped."""
+    for process in multiprocessing.active_children():
+        if isinstance(process, _copies.Process):
+            process.kill()
 
 
 class Copied:
@@ -96,7 +105,8 @@ class Copied:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -120,6 +130,7 @@ class Copied:
 def _run(log: Path, command: tuple[str, ...], environment: dict[str, str], stdout: Connection) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(guard.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.close(_forkserver._forkserver_alive_fd)  # type: ignore[attr-defined] # the original ends when nobody has it
     with log.open("a") as file:
         os.dup2(file.fileno(), 2)
     os.dup2(stdout.fileno(), 1)
