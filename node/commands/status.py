@@ -185,7 +185,8 @@ async def _lines(invite: Invite, *, as_json: bool) -> None:
 
 def _line(values: dict[str, Any]) -> str:
     loss = "-" if values["loss"] is None else f"{values['loss']:.4f}"
-    where = f"step {values['step']} of {values['steps']}, loss {loss}, {len(values['peers'])} peers"
+    peers = "1 peer" if len(values["peers"]) == 1 else f"{len(values['peers'])} peers"
+    where = f"step {values['step']} of {values['steps']}, loss {loss}, {peers}"
     return f"{where}, {amount(values['payload_bytes'])} of votes: {values['phase']}, {values['reason']}"
 
 

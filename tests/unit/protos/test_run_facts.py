@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.internal.encoder import _VarintBytes
 
 from coordinator.commands.peers import rows_of
-from node.commands.status import as_values, show
+from node.commands.status import _line, as_values, show
 from node.link.client import CoordinatorClient
 from node.web.run_stats import happenings
 from protos.invite import Invite
@@ -57,6 +57,7 @@ def test_keys_that_are_none_are_left_out() -> None:
         facts.exclusions.add(public_key=wrong, reason="[red]")
     values = shown(facts)
     assert len(values["peers"]) == 1  # type: ignore[arg-type]
+    assert ", 1 peer, " in _line(values)
     assert len(values["exclusions"]) == 1  # type: ignore[arg-type]
 
 
