@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_the_export_is_refused_before_the_peer_joins(tmp
     settings = PeerSettings(home=tmp_path / "home")
     with pytest.raises(ExportError, match="work exists and is not an export of this program"):
         join(link, settings, tmp_path / "work")
-    with pytest.raises(ExportError, match="file is no folder that this user may write to"):
+    with pytest.raises(ExportError, match="file is no folder: name another one, or move it away"):
         join(link, settings, tmp_path / "file" / "model")
     assert not settings.home.exists()
     check_folder(tmp_path / "new" / "folders" / "model")
