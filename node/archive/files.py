@@ -89,14 +89,13 @@ def segment_name(step: int) -> str:
 
 def find(run: Path) -> Path:
     """The archive that a person means by a folder: the folder itself, one in it, or the only one in a peer's home."""
-    try:
-        found_in = [
-            [folder for folder in folders if (folder / GENESIS).is_file()]
-            for folders in ([run], [run / "archive"], sorted(run.glob("runs/*/archive")))
-        ]
-    except PermissionError as error:
-        raise OperatorError(f"{error.filename}: this user may not read it; run this as the user who owns it") from error
-    for found in found_in:
+    for folders in ([run], [run / "archive"], run.glob("runs/*/archive")):
+        try:
+            found = sorted(folder for folder in folders if (folder / GENESIS).is_file())
+        except PermissionError as error:
+            raise OperatorError(
+                f"{error.filename}: this user may not read it; run this as the user who owns it"
+            ) from error
         if len(found) > 1:
             raise OperatorError(f"{run} has archives of several runs; name one: {', '.join(map(str, found))}")
         if found:

@@ -323,7 +323,7 @@ def _trying(what: str, work: Callable[[], T]) -> T:
                 ) from error
             if isinstance(error, OSError) and error.errno in REFUSING:
                 raise DiskError(
-                    f"{what}: {error.strerror}; name another folder, or allow this user to use it"
+                    f"{what}: {error.strerror}; name another place, or allow this user to use it"
                 ) from error
             if not left:
                 raise NetworkError(f"{what}: {one_line(error)}") from error

@@ -93,9 +93,9 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     `abstentions` counts such steps. A GradScaler works: `step` divides by its scale, and abstains if it found an infinity. A
     rank without a batch leaves with torch's `Join([optimizer])`.
 
-    Every step raises on all ranks, before anything is applied: `ValueError` if a parameter, a gradient or the state is not what
-    it was, with its name (on other ranks `RanksDiffer`); `RanksDiffer` if ranks are in different steps or have different
-    settings; `ReplicasDiffer` if they have different parameters; `MomentumLost` if a rank's momentum is not a number.
+    Every step raises on all ranks, before anything is applied: `ValueError` (on other ranks `RanksDiffer`) names a parameter, a
+    gradient or a state that is not what it was; `RanksDiffer` is for different steps, optimizers or settings, `ReplicasDiffer`
+    for different parameters, and `MomentumLost` if a rank's momentum is not a number.
     """
 
     def __init__(

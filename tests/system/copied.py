@@ -128,6 +128,9 @@ class Copied:
 
 
 def _run(log: Path, command: tuple[str, ...], environment: dict[str, str], stdout: Connection) -> None:
+    assert "tests.system.loaded" in sys.modules, (
+        "an import of what is copied failed, which multiprocessing does not tell"
+    )
     os.setsid()
     ctypes.CDLL(None).prctl(guard.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.close(_forkserver._forkserver_alive_fd)  # type: ignore[attr-defined] # the original ends when nobody has it

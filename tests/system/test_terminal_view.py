@@ -235,6 +235,13 @@ def test_plain_lines_where_they_are_asked_for_and_where_there_is_no_window(swarm
 @pytest.mark.long
 def test_a_run_is_seen_from_outside_until_it_is_finished(swarm: LocalSwarm, tmp_path: Path) -> None:
     link = another_run(swarm, tmp_path, 40)
+    with Terminal("node", "status", link, "--watch", size=SIZE) as terminal:
+        before = terminal.modes()
+        terminal.wait_for("line", lambda: terminal.shows("0 peers"))
+        terminal.type(CTRL_C)
+        terminal.check_ends_soon(STOP_SECONDS_MAX)
+        assert terminal.code == 130
+        assert terminal.modes() == before
     lines = swarm.start("lines", "node", "status", link, "--watch", "--json")
     with join(link, tmp_path, "--plain") as peer:
         peer.wait_end()

@@ -64,7 +64,7 @@ def pointers(addresses, rows, near, far, UNIT: tl.constexpr):
     base, stride = tl.load(addresses + chunk), tl.load(rows + chunk)
     place = base.to(tl.pointer_type(tl.float32)) + (near * stride + far)
     if UNIT > 1:
-        place = tl.multiple_of(place, (4 * UNIT, 4 * UNIT))
+        place = tl.multiple_of(place, (4, 4 * UNIT))
     return place, near * 0 + far * 0 + base != 0
 
 

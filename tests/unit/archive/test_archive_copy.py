@@ -356,11 +356,11 @@ def test_a_full_disk_is_said_at_once_and_the_copy_goes_on(life: Life, tmp_path: 
 def test_a_place_that_lets_nobody_write_is_said_at_once(life: Life, tmp_path: Path) -> None:
     """It was tried four times, and called unreachable."""
     (tmp_path / "file").touch()
-    with pytest.raises(DiskError, match="Not a directory; name another folder"):
+    with pytest.raises(DiskError, match="Not a directory; name another place"):
         copy_to(life.archive, str(tmp_path / "file" / "run"), silent)
     with small_disk(tmp_path / "small", 64 << 10) as disk:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        with pytest.raises(DiskError, match="Read-only file system; name another folder"):
+        with pytest.raises(DiskError, match="Read-only file system; name another place"):
             copy_to(life.archive, str(disk / "run"), silent)
 
 
