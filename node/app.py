@@ -18,7 +18,7 @@ from node.admission.consent import MachineRequest, TokenizerSource, place_of, re
 from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
-from node.building import Own, own_start, replica_of, vote_size
+from node.building import Own, following, own_start, replica_of, vote_size
 from node.config import PeerSettings
 from node.control.control_server import ControlServer
 from node.donor.caps import BYTES_A_GB, Kept, allowed
@@ -47,7 +47,6 @@ from node.training.need import IN_MAIN, Memory
 from node.training.replica import Replica
 from node.training.resource_limits import ResourceLimits
 from node.training.telemetry import Spans, Summary
-from node.training.uplink import VoteSize
 from protos.console import lock_home
 from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError, RefusedError, StoppedError
@@ -341,7 +340,7 @@ class _Peer:
             room = allowed(self.lent.live.values.disk_gb, Kept()).archive
             archive = Recorder(self.folder / "archive", room, genesis, replica)
         self.home.store.make_fit(4 * sum(it.numel() for it in replica.state.values()), settings.snapshots_kept)
-        ranks, part = 1 if self.lead is None else self.lead.ranks, settings.uplink_part
+        ranks = 1 if self.lead is None else self.lead.ranks
         name = device_name(replica.maker.device, ranks)
         return assemble(
             self.home,
@@ -355,7 +354,7 @@ class _Peer:
             micro_batch=micro_batch,
             autocast=autocast(replica.maker.device, "bf16" if self.memory in IN_MAIN else settings.precision),
             anchored=facts.anchored,
-            vote_size=VoteSize(replica.payload_bytes, replica.size, part) if part is not None else None,
+            vote_size=following(config, settings, replica),
             archive=archive,
             places=SnapshotPlaces(settings.snapshots_kept, settings.mirror, "data" in settings.allow),
             start=start_of(facts.genesis),

@@ -24,6 +24,7 @@ from node.training.host_maker import HostMaker
 from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
 from node.training.replica import Replica
+from node.training.uplink import VoteSize
 from node.wire.codec import Update
 from protos.errors import OperatorError
 from protos.log import SignedEntry
@@ -190,6 +191,17 @@ def replica_of(
     own, local = demo_config(optimizer, size, run_id, public_key), local_config(optimizer)
     order = Order(spec, config.seed, vocabulary, context, own, local, settings.precision, effort)
     return RanksReplica(run_id, lead, order, optimizer, size, digest_steps)
+
+
+def following(config: RunConfig, settings: PeerSettings, replica: Replica) -> VoteSize | None:
+    """What lets the size of the votes follow the lines, if it may. Where all peers vote at places that nobody sends, sums are
+    as long as the largest votes: the size only falls."""
+    own, sizes = config.optimizer.vote_size, replica.payload_bytes
+    if settings.uplink_part is None or config.optimizer.selection not in SIZE_KEYS:
+        return None
+    if config.optimizer.selection not in ("groups", "topk"):
+        sizes = {size: count for size, count in sizes.items() if count <= sizes[own]}
+    return VoteSize(sizes, own, settings.uplink_part)
 
 
 def vote_size(config: RunConfig, settings: PeerSettings, log: Any) -> int:

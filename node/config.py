@@ -62,10 +62,10 @@ class PeerSettings(LiveSettings):
     compile: bool = False
     """Compile the model with torch.compile: faster steps on most GPUs, after a minute at the start."""
 
-    vote_size: int | str | None = Field(default=None, title="a whole number from 2 to 2,048, or a part such as 25%")
-    """Size of this peer's votes, in place of the run's group_size, top_k or one_in, whichever its selection has. In groups, 128
-    is for the slowest uplink, 8 sends 8 times as much and learns more per step. A part lets the size follow the measured
-    uplink: the votes may take this part of this peer's time for computing on their way to a typical peer."""
+    vote_size: int | str | None = Field(default="25%", title="a whole number from 2 to 2,048, or a part such as 25%")
+    """Size of this peer's votes. A part: up to five times the bytes of the run's votes, which learns more per step, while they
+    reach the slowest peer within this part of this peer's time for computing; fewer bytes where the line is slow. `off`: the
+    run's group_size, top_k or one_in, whichever its selection has. A number: this, in their place."""
 
     data: str | None = None
     """Training text or tokens on this machine, instead of those that the run names."""

@@ -18,7 +18,7 @@ import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from node.blobs.audience import Audience, ServedStream
 from protos.envelope import parse
@@ -124,6 +124,13 @@ class WireBytes:
         return total
 
 
+class Took(NamedTuple):
+    """Milliseconds until the pullers had a blob."""
+
+    typical: float
+    slowest: float
+
+
 class Arrivals:
     """How long this peer's blobs took to arrive, as their pullers report. Only a puller can measure it. Bounded."""
 
@@ -152,10 +159,10 @@ class Arrivals:
         if len(self._took) > ARRIVALS_MAX:
             self._took.popitem(last=False)
 
-    def milliseconds(self, sha256: bytes) -> float | None:
-        """The median of the pullers' reports: one slow or lying puller does not decide it. None without a report."""
-        reports = self._took.get(sha256)
-        return statistics.median(list(reports)) if reports else None
+    def took(self, sha256: bytes) -> Took | None:
+        """What the pullers reported: one slow or lying puller does not decide what is typical. None without a report."""
+        reports = list(self._took.get(sha256, ()))
+        return Took(statistics.median(reports), max(reports)) if reports else None
 
 
 async def drained(writer: asyncio.StreamWriter) -> None:

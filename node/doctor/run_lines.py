@@ -53,7 +53,7 @@ ROUND_TRIP_MS_MAX = 500.0
 """Beyond this, small models wait more for the coordinator than for their own gradients."""
 DOWN_BYTES_A_SECOND_MIN = 250_000
 """Two megabits a second: below, a snapshot of a model of 100 M parameters takes half an hour."""
-SMALLER_VOTES = "Join with --set vote_size=25%: the votes then follow what the line carries."
+SMALLER_VOTES = "Votes get as small as the run allows, unless vote_size is a number or off. Steps wait for this line."
 CARRIER = ipaddress.ip_network("100.64.0.0/10")
 RELAY_TODO = (
     "If `join` finds no relay either, forward a port of your router to this machine (--listen 0.0.0.0:PORT), or name a relay "

@@ -1,8 +1,9 @@
-"""The size of this peer's votes follows the bytes that the uplink carries in the time that a step allows. Pure; knows no clock.
+"""The size of this peer's votes follows the bytes that the lines carry in the time that a step allows. Pure; knows no clock.
 
-The module assumes that a payload's time to a typical peer, as the pullers report it, grows with the payload's bytes. The size
+The module assumes that a payload's time to another peer, as the pullers report it, grows with the payload's bytes. The size
 moves one place at a time. The size moves up (more bytes) only if the larger payload should take clearly less than the budget.
-The size moves down as soon as the present payload takes more. Refuses to guess: without reports nothing changes.
+The size moves down as soon as the present payload takes more. Up to the run's size, the typical puller decides. Beyond it the
+slowest does, whose downlink carries everybody's votes. Refuses to guess: without reports nothing changes.
 """
 
 from __future__ import annotations
@@ -11,27 +12,33 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from statistics import median
 
+from node.blobs.blobs import Took
+
 REPORTS_KEPT = 5
 """How many arrivals and computations a median is over."""
 
 ROOM = 0.7
 """A larger payload must fit in this part of the budget, so that the size does not swing."""
 
+BYTES_MAX = 5
+"""A payload has at most so many times the bytes of the run's own size, as group size 16 has to 128 (8: 0 to 0.9 % better)."""
+
 SENT_MAX = 16
 """Published payloads without a report."""
 
 
 class VoteSize:
-    """Chooses among `payload_bytes`, from each size (group size or k) to the bytes of its payload."""
+    """Chooses among `payload_bytes`, from each size (group size or k) to the bytes of its payload; `size` is the run's."""
 
     def __init__(self, payload_bytes: Mapping[int, int], size: int, budget: float) -> None:
         assert size in payload_bytes, f"{size} is none of {sorted(payload_bytes)}"
-        self._bytes = dict(payload_bytes)
+        self._run_bytes = payload_bytes[size]
+        self._bytes = {it: count for it, count in payload_bytes.items() if count <= BYTES_MAX * self._run_bytes}
         self._order = sorted(self._bytes, key=lambda choice: self._bytes[choice])
         self.size = size
         self._budget = budget
         self._sent: dict[bytes, int] = {}
-        self._arrivals: deque[float] = deque(maxlen=REPORTS_KEPT)
+        self._arrivals: deque[Took] = deque(maxlen=REPORTS_KEPT)
         self._computed: deque[float] = deque(maxlen=REPORTS_KEPT)
 
     def sent(self, sha256: bytes, size: int) -> None:
@@ -40,26 +47,26 @@ class VoteSize:
         while len(self._sent) > SENT_MAX:
             del self._sent[next(iter(self._sent))]
 
-    def heard(self, milliseconds: Callable[[bytes], float | None]) -> None:
-        """Take the reports on published payloads: `milliseconds` says how long each took, None without a report."""
+    def heard(self, took_of: Callable[[bytes], Took | None]) -> None:
+        """Take the reports on published payloads: `took_of` says how long each took, None without a report."""
         for sha256, size in list(self._sent.items()):
-            took = milliseconds(sha256)
+            took = took_of(sha256)
             if took is not None:
                 self.arrived(size, took)
                 del self._sent[sha256]
 
-    def arrived(self, size: int, milliseconds: float) -> None:
-        """A payload of `size` took so long to reach a typical peer. A report on an earlier size is too old to count."""
+    def arrived(self, size: int, took: Took) -> None:
+        """A payload of `size` took so long to reach others. A report on an earlier size is too old to count."""
         if size == self.size:
-            self._arrivals.append(milliseconds)
+            self._arrivals.append(took)
 
     def computed(self, milliseconds: float) -> None:
         """This peer's computation of a step took so long. The budget is a part of this time."""
         self._computed.append(milliseconds)
 
-    def fit(self, milliseconds: Callable[[bytes], float | None], computed_ms: float) -> int:
+    def fit(self, took_of: Callable[[bytes], Took | None], computed_ms: float) -> int:
         """The size for the next step, after all that was heard and a computation of so long."""
-        self.heard(milliseconds)
+        self.heard(took_of)
         self.computed(computed_ms)
         return self.choose()
 
@@ -67,15 +74,18 @@ class VoteSize:
         """The size for the next step."""
         if len(self._arrivals) < REPORTS_KEPT or not self._computed:
             return self.size
-        allowed, took = self._budget * median(self._computed), median(self._arrivals)
-        place = self._order.index(self.size)
-        if took > allowed and place > 0:
+        allowed, place = self._budget * median(self._computed), self._order.index(self.size)
+        if self._took(self.size) > allowed and place > 0:
             self._move(place - 1)
         elif place + 1 < len(self._order):
-            expected = took * self._bytes[self._order[place + 1]] / self._bytes[self.size]
-            if expected < ROOM * allowed:
+            larger = self._order[place + 1]
+            if self._took(larger) * self._bytes[larger] / self._bytes[self.size] < ROOM * allowed:
                 self._move(place + 1)
         return self.size
+
+    def _took(self, size: int) -> float:
+        """What the present payloads took to those whom `size` must suit."""
+        return median(it.slowest if self._bytes[size] > self._run_bytes else it.typical for it in self._arrivals)
 
     def _move(self, place: int) -> None:
         self.size = self._order[place]

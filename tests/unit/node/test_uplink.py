@@ -4,18 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.blobs.blobs import ARRIVAL_REPORTS_MAX, ARRIVALS_MAX, Arrivals
-from node.training.uplink import REPORTS_KEPT, VoteSize
+from node.blobs.blobs import ARRIVAL_REPORTS_MAX, ARRIVALS_MAX, Arrivals, Took
+from node.training.uplink import BYTES_MAX, REPORTS_KEPT, VoteSize
 
 BYTES = {8: 8000, 16: 5000, 32: 3000, 64: 1750, 128: 1000}
 LATENCY_MS, COMPUTED_MS, BUDGET = 20.0, 1000.0, 0.25
 
 
-def settle(chooser: VoteSize, bytes_a_ms: float, steps: int = 100) -> list[int]:
-    """The sizes of so many steps over a link of `bytes_a_ms`; words on a step arrive during the next."""
+def settle(chooser: VoteSize, bytes_a_ms: float, steps: int = 100, slowest: float = 1.0) -> list[int]:
+    """The sizes of so many steps over a link of `bytes_a_ms`; words on a step arrive during the next. The slowest puller takes
+    `slowest` times as long as the typical one."""
     sizes = []
     for _ in range(steps):
-        chooser.arrived(chooser.size, LATENCY_MS + BYTES[chooser.size] / bytes_a_ms)
+        took = LATENCY_MS + BYTES[chooser.size] / bytes_a_ms
+        chooser.arrived(chooser.size, Took(took, slowest * took))
         chooser.computed(COMPUTED_MS)
         sizes.append(chooser.choose())
     return sizes
@@ -25,8 +27,10 @@ def settle(chooser: VoteSize, bytes_a_ms: float, steps: int = 100) -> list[int]:
 def test_it_settles_on_what_the_link_carries(bytes_a_ms: float, start: int) -> None:
     sizes = settle(VoteSize(BYTES, start, BUDGET), bytes_a_ms)
     last = sizes[-1]
+    offered = [size for size in BYTES if BYTES[size] <= BYTES_MAX * BYTES[start]]
+    assert last in offered
     assert set(sizes[-50:]) == {last}, "the size swings"
-    fits = [size for size in BYTES if LATENCY_MS + BYTES[size] / bytes_a_ms <= BUDGET * COMPUTED_MS]
+    fits = [size for size in offered if LATENCY_MS + BYTES[size] / bytes_a_ms <= BUDGET * COMPUTED_MS]
     assert last in fits or last == 128
     larger = [size for size in fits if BYTES[size] > BYTES[last]]
     # a place more than it took may have fitted, for the room that is kept free and the latency that does not grow
@@ -35,23 +39,30 @@ def test_it_settles_on_what_the_link_carries(bytes_a_ms: float, start: int) -> N
 
 def test_a_link_that_gets_worse_and_better_is_followed() -> None:
     chooser = VoteSize(BYTES, 128, BUDGET)
-    assert settle(chooser, 100.0)[-1] == 8
+    assert settle(chooser, 100.0)[-1] == 16
     assert settle(chooser, 5.0)[-1] == 128
-    assert settle(chooser, 100.0)[-1] == 8
+    assert settle(chooser, 100.0)[-1] == 16
+
+
+def test_one_slow_downlink_keeps_all_votes_at_the_size_of_the_run() -> None:
+    assert settle(VoteSize(BYTES, 128, BUDGET), 100.0, slowest=10.0)[-1] == 128
+    chooser = VoteSize(BYTES, 32, BUDGET)
+    assert settle(chooser, 1e6, slowest=5.0)[-1] == 8, "20 ms five times are within the budget"
+    assert settle(chooser, 1e6, slowest=100.0)[-1] == 32, "and below the run's size one puller decides nothing"
 
 
 def test_nothing_changes_without_reports_or_on_old_ones() -> None:
     chooser = VoteSize(BYTES, 32, BUDGET)
     for _ in range(20):
         chooser.computed(COMPUTED_MS)
-        chooser.arrived(128, 10_000.0)
+        chooser.arrived(128, Took(10_000.0, 10_000.0))
         assert chooser.choose() == 32
 
 
 def test_one_slow_step_decides_nothing() -> None:
     chooser = VoteSize(BYTES, 8, BUDGET)
     settle(chooser, 1000.0)
-    chooser.arrived(8, 100_000.0)
+    chooser.arrived(8, Took(100_000.0, 100_000.0))
     assert chooser.choose() == 8
 
 
@@ -64,12 +75,12 @@ def test_arrivals_are_bounded_and_one_puller_does_not_decide() -> None:
     arrivals = Arrivals()
     for word in (100, 110, 90_000):
         arrivals.add(b"a", word)
-    assert arrivals.milliseconds(b"a") == 110
-    assert arrivals.milliseconds(b"b") is None
+    assert arrivals.took(b"a") == Took(110, 90_000)
+    assert arrivals.took(b"b") is None
     for _ in range(2 * ARRIVAL_REPORTS_MAX):
         arrivals.add(b"a", 1_000_000)
-    assert arrivals.milliseconds(b"a") == 1_000_000
+    assert arrivals.took(b"a") == Took(1_000_000, 1_000_000)
     for blob in range(ARRIVALS_MAX):
         arrivals.add(blob.to_bytes(2, "big"), 1)
-    assert arrivals.milliseconds(b"a") is None
+    assert arrivals.took(b"a") is None
     assert REPORTS_KEPT < ARRIVALS_MAX
