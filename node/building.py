@@ -27,6 +27,7 @@ from node.training.replica import Replica
 from node.training.uplink import VoteSize
 from node.wire.codec import Update
 from protos.errors import OperatorError
+from protos.limits import PAYLOADS_GB, PERIODS_KEPT
 from protos.log import SignedEntry
 from protos.optimizer_config import SIZE_KEYS
 from protos.run_config import RunConfig
@@ -194,14 +195,14 @@ def replica_of(
 
 
 def following(config: RunConfig, settings: PeerSettings, replica: Replica) -> VoteSize | None:
-    """What lets the size of the votes follow the lines, if it may. Where all peers vote at places that nobody sends, sums are
-    as long as the largest votes: the size only falls."""
-    own, sizes = config.optimizer.vote_size, replica.payload_bytes
+    """What lets the size of the votes follow the lines, if it may. The votes that joiners need must fit into the room of each
+    peer. Where all peers vote at places that nobody sends, sums are as long as the largest votes: the size only falls."""
+    own, sizes, clock = config.optimizer.vote_size, replica.payload_bytes, config.clock
     if settings.uplink_part is None or config.optimizer.selection not in SIZE_KEYS:
         return None
-    if config.optimizer.selection not in ("groups", "topk"):
-        sizes = {size: count for size, count in sizes.items() if count <= sizes[own]}
-    return VoteSize(sizes, own, settings.uplink_part)
+    room = PAYLOADS_GB * 10**9 / (PERIODS_KEPT * clock.snapshot_every * clock.max_peers)
+    most = max(sizes[own], room if config.optimizer.selection in ("groups", "topk") else 0)
+    return VoteSize({size: count for size, count in sizes.items() if count <= most}, own, settings.uplink_part)
 
 
 def vote_size(config: RunConfig, settings: PeerSettings, log: Any) -> int:

@@ -24,7 +24,7 @@ import tomli_w
 from protos.amounts import count
 from protos.errors import OperatorError
 from protos.example import MEASURED
-from protos.limits import PAYLOADS_GB
+from protos.limits import PAYLOADS_GB, PERIODS_KEPT
 from protos.mistakes import has_own_text
 from protos.optimizer_defaults import MUON_LR_PARAMETERS, RECIPES, muon_lr
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
@@ -47,7 +47,6 @@ RANGES = 8
 """Without an anchor, whose uplink is its operator's business: of 32 peers none takes more than four or five payloads a step."""
 RANGED_VOTES = 8_000_000
 """Of one payload, a bit each: a home line of 20 Mbit/s takes a payload of 1 MB from each of 32 peers in 13 s."""
-PERIODS_KEPT = 3
 KEPT_BESIDE_GB = 30
 """What a peer keeps beside others' votes: its archive and its text (`disk_gb` is for all three)."""
 BYTES_A_GB = 10**9

@@ -69,6 +69,10 @@ def test_votes_follow_the_lines_to_five_times_the_bytes_but_no_higher_at_shared_
     assert size._order == offered
     assert size.size == run.optimizer.vote_size
     assert following(run, PeerSettings(vote_size="off"), replica) is None
+    full = config(optimizer={"selection": selection}, clock={"snapshot_every": 10**6, "max_peers": 2048})
+    kept = following(full, PeerSettings(), replica)
+    assert kept is not None
+    assert kept._order[-1] == run.optimizer.vote_size, "joiners would find that votes are gone"
 
 
 def test_a_program_that_moves_the_model_between_two_steps_is_told() -> None:
