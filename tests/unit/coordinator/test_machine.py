@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.clock import admission, holder_counts, rules, transitions
-from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
+from coordinator.clock.effects import Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
 from coordinator.clock.events import (
     ChangeAsked,
     Claim,
