@@ -31,6 +31,8 @@ REQUEST_BYTES_MAX = 4096
 REQUEST_SECONDS_MAX = 5.0
 CALLERS_MAX = 8
 STOP_SECONDS_MAX = 5.0
+LOOK_SECONDS = 0.1
+"""How often the door looks whether it is to close."""
 
 Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
 """A command's answer to its request. It is called on the door's thread; ValueError is an answer, too."""
@@ -58,7 +60,9 @@ class ControlServer:
                 structlog.get_logger("control").exception("a command of the owner failed: a bug of this program")
 
         self._server = ControlListener(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="control door", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(LOOK_SECONDS,), name="control door", daemon=True
+        )
         self._thread.start()
         self._write()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from protos import generate
+from tests.house.test_tree import name, ours, syntax
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("protos", "coordinator", "node")
@@ -137,10 +138,10 @@ def test_what_is_cancelled_in_a_race_does_not_swallow_it(module: str) -> None:
     assert "asyncio.wait_for(" not in (ROOT / "node" / "blobs" / f"{module}.py").read_text()
 
 
-def doublings(source: str) -> list[int]:
+def doublings(module: ast.Module) -> list[int]:
     """Lines with a wait that is doubled by hand: `min(2 * delay, ...)`, `min(X_SECONDS * 2**n, ...)`, `wait *= 2`."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(module):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult | ast.LShift):
             inside = [node]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
@@ -162,13 +163,7 @@ def _doubles(part: ast.BinOp) -> bool:
 
 
 def test_waits_between_tries_have_one_place_and_jitter() -> None:
-    found = {
-        f"{path.relative_to(ROOT)}:{line}"
-        for package in ("node", "coordinator", "protos")
-        for path in (ROOT / package).rglob("*.py")
-        if path.name != "waits.py"
-        for line in doublings(path.read_text())
-    }
+    found = {f"{name(path)}:{line}" for path in ours() if path.name != "waits.py" for line in doublings(syntax(path))}
     assert not found, f"take protos.waits.Waits: {sorted(found)}"
 
 
@@ -184,4 +179,4 @@ def test_waits_between_tries_have_one_place_and_jitter() -> None:
     ],
 )
 def test_the_rule_sees_a_wait_that_is_doubled_by_hand(line: str) -> None:
-    assert doublings(line) == [1]
+    assert doublings(ast.parse(line)) == [1]

@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-from tests.house.test_tree import name, ours
+from tests.house.test_tree import name, ours, syntax
 
 CLASSES = {
     "Ledger": "the web API's schema has the name of what it shows",
@@ -30,7 +30,7 @@ def twice(places: dict[str, set[Path]]) -> dict[str, list[str]]:
 def classes() -> dict[str, set[Path]]:
     found: dict[str, set[Path]] = defaultdict(set)
     for path in ours():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax(path)):
             if isinstance(node, ast.ClassDef):
                 found[node.name].add(path)
     return found

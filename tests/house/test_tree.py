@@ -36,6 +36,11 @@ def ours() -> list[Path]:
     return [path for path in tracked(".py") if path.relative_to(ROOT).parts[0] in ("node", "coordinator", "protos")]
 
 
+@cache
+def syntax(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -49,7 +54,7 @@ def test_files_fit_on_a_few_screens() -> None:
 def test_functions_fit_on_a_screen() -> None:
     found = {}
     for path in ours():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
                 lines = node.end_lineno - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -58,9 +63,7 @@ def test_functions_fit_on_a_screen() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [
-        name(path) for path in ours() if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+    silent = [name(path) for path in ours() if syntax(path).body and not ast.get_docstring(syntax(path))]
     assert not silent, silent
 
 

@@ -55,10 +55,10 @@ def test_nothing_is_lost_whatever_goes_wrong(seeds: int) -> None:
 
 
 def test_a_seed_means_the_same_in_every_process() -> None:
-    one, other = (start("--seeds", "3", "7") for _ in range(2))
+    one, other = (start("--seeds", "3", "5") for _ in range(2))
     digests = [[line.split(",")[0] for line in finished(process).splitlines()] for process in (one, other)]
     assert digests[0] == digests[1]
-    assert len({line.rpartition(" ")[2] for line in digests[0]}) == 4, "seeds do not matter"
+    assert len({line.rpartition(" ")[2] for line in digests[0]}) == 2, "seeds do not matter"
 
 
 @few_seeds(5, 20)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.forkserver import _forkserver
 from pathlib import Path
@@ -28,8 +29,8 @@ GUARD = (sys.executable, "-I", "-S", guard.__file__)
 """No program outlives tests that were killed."""
 SURROUNDINGS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 LOADED_WITH = {**SURROUNDINGS, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONHASHSEED": "0"}
-OURS = ("SWARMENTUM_", "PYTEST_", "PYTHONHASHSEED")
-"""Variables that no library reads when it is loaded."""
+OURS = ("SWARMENTUM_", "PYTEST_", "PYTHONHASHSEED", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that no library reads when it is loaded, and one that torch sets itself when it has compiled something."""
 PROGRAMS = ("coordinator", "node", "tests.")
 
 _copies: Any = multiprocessing.get_context("forkserver")
@@ -54,6 +55,20 @@ def begin(
             env=environment,
             start_new_session=True,
         )
+
+
+def ranks(count: int, work: Callable[..., None], *arguments: Any) -> None:
+    """Run `work(rank, *arguments)` in so many processes side by side, and wait; an error of one ends all, and is raised."""
+    from torch.multiprocessing import start_processes
+
+    environment = {**os.environ, **SURROUNDINGS}
+    method = "forkserver" if _can_be_copied(environment) else "spawn"
+    start_processes(_rank, (environment, work, arguments), nprocs=count, start_method=method)
+
+
+def _rank(number: int, environment: dict[str, str], work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(environment)
+    work(number, *arguments)
 
 
 def _can_be_copied(environment: dict[str, str]) -> bool:

@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from node import __main__ as command
 from node.archive import files
 from node.archive.verify import verify
 from node.commands.copies import archive_at
@@ -49,28 +50,25 @@ def web(life: Life, tmp_path: Path) -> Iterator[WebFolder]:
     made.close()
 
 
-def command(*words: str) -> tuple[int, dict[str, Any], str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "node", *words, "--json"], capture_output=True, text=True, check=False, timeout=270
-    )
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+def told(*words: object) -> dict[str, Any]:
+    done = CliRunner().invoke(command.app, [*map(str, words), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
 
 
 def test_the_commands_copy_an_archive_and_verify_it_from_an_address(life: Life, tmp_path: Path) -> None:
-    code, said, errors = command("mirror", str(life.folder), str(tmp_path / "mirror" / "run"))
-    assert code == 0, errors
+    said = told("mirror", life.folder, tmp_path / "mirror" / "run")
     assert said["bytes"] == sum(path.stat().st_size for path in life.archive.rglob("*") if path.is_file())
     server = WebFolder(tmp_path / "mirror")
     try:
-        code, verdict, errors = command("verify", f"{server.url}/run", "--into", str(tmp_path / "mine"))
+        verdict = told("verify", f"{server.url}/run", "--into", tmp_path / "mine")
     finally:
         server.close()
-    assert code == 0, errors
     assert verdict["steps"] == 4
     assert verify(tmp_path / "mine", None, None).ok, "the copy stays"
-    code, _, errors = command("verify", str(life.folder), "--into", str(tmp_path / "mine"))
-    assert code == 2
-    assert "nothing is copied; leave --into out" in errors
+    with pytest.raises(OperatorError, match="nothing is copied; leave --into out"):
+        told("verify", life.folder, "--into", tmp_path / "mine")
 
 
 def test_a_copy_that_broke_off_goes_on_where_it_was(web: WebFolder, tmp_path: Path) -> None:

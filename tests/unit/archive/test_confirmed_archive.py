@@ -1,8 +1,6 @@
 """`verify` says OK to what the log confirms, and to nothing else: archives that a forger would make."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from node import __main__ as command
 from node.archive import files
 from node.archive.confirmed import Confirmed
 from node.archive.exported import first_difference, settings_difference
@@ -271,9 +271,8 @@ def test_a_run_that_nobody_can_mean_is_an_error(word: str) -> None:
 def test_the_command_ends_with_1(life: Life) -> None:
     life.steps(2)
     cut(life, 0, 1)
-    command = [sys.executable, "-m", "node", "verify", str(life.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=270, check=False)
-    assert (done.returncode, "FAILED: nothing in the log confirms" in done.stdout) == (1, True), done.stderr
+    done = CliRunner().invoke(command.app, ["verify", str(life.folder)])
+    assert (done.exit_code, "FAILED: nothing in the log confirms" in done.stdout) == (1, True), done.output
 
 
 # ---- the exported model ----------------------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ from coordinator import __main__ as command
 from coordinator.commands import checking, planning
 from coordinator.commands.checking import checked, cost_of, curve, findings_of, rows_of
 from coordinator.commands.planning import NOT_INSTALLED, text_of
-from node.commands.model_layout import TookTooLongError, layout_of, limited
+from node.commands.model_layout import TookTooLongError, limited
 from node.model.dry_run import dry_run
 from node.model.spec import ModelSpec
-from protos import toml_file
 from protos.errors import NetworkError, OperatorError, Refusal
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, DataConfig, RunConfig, TrustConfig
@@ -54,16 +53,6 @@ def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
     assert "raise it to 128" in lines[1]
     assert "not shorter than the run of 5" in lines[2]
     assert "nobody can join" in lines[3]
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `swarmentum layout` says of a model, without the seconds in which its process loads torch."""
-
-    def layout(file: Path, *, allow_code: bool, told: object) -> tuple[LayoutFacts, str]:
-        return layout_of(toml_file.load(file, RunConfig), allow_code=allow_code), ""
-
-    monkeypatch.setattr(checking, "layout_of_run", layout)
 
 
 OWN = """[data]
@@ -177,6 +166,7 @@ label_smoothing = 0.1
 """
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_keys_that_the_model_type_does_not_know_are_mistakes_with_their_lines(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(KEYS)
@@ -187,7 +177,6 @@ def test_keys_that_the_model_type_does_not_know_are_mistakes_with_their_lines(tm
     done = CliRunner().invoke(command.app, ["run", "check", str(file)])
     assert done.exit_code == 0, done.output
     assert "Run swarm: no mistakes found." in done.output
-    assert "[transformers]" not in done.output
 
 
 FAULTY = """[model]
@@ -200,18 +189,18 @@ kwargs = {{ name = "{name}", kind = "{kind}" }}
     ("name", "kind", "says"),
     [
         ("LookingAhead", "mean", "an earlier position sees a later token"),
-        pytest.param("Remembering", "tracking", "BatchNorm1d 'norm' changes its buffer", marks=pytest.mark.nightly),
+        ("Remembering", "tracking", "BatchNorm1d 'norm' changes its buffer"),
         ("Kept", "expanded", "its export cannot be loaded again.*give each buffer memory of its own"),
-        pytest.param(
-            "Kept", "word", "its export fails.*'_extra_state' in its state is a str", marks=pytest.mark.nightly
-        ),
-        pytest.param("Kept", "unsaved", "its export is another model", marks=pytest.mark.nightly),
+        ("Kept", "word", "its export fails.*'_extra_state' in its state is a str"),
+        ("Kept", "unsaved", "its export is another model"),
     ],
 )
 def test_a_run_whose_model_is_worthless_or_cannot_be_exported_is_refused(
-    name: str, kind: str, says: str, tmp_path: Path
+    name: str, kind: str, says: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Each starts a process with torch; tests/unit/model/test_dry_run.py has all kinds without one."""
+    """The first in a process of its own, as a run's are; tests/unit/model/test_dry_run.py has all kinds."""
+    if name != "LookingAhead":
+        request.getfixturevalue("in_this_process")
     file = tmp_path / "run.toml"
     file.write_text(FAULTY.format(name=name, kind=kind))
     [line] = refusal(file, "--allow-code")
@@ -385,8 +374,8 @@ def test_a_decay_that_is_longer_than_its_run_is_a_mistake(tmp_path: Path) -> Non
     assert checked(file).optimizer.decay_steps == 50
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_what_peers_would_leave_out_of_a_text_is_told(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     text, file = tmp_path / "text", tmp_path / "run.toml"
     text.mkdir()
     (text / "a.txt").write_text("some text")

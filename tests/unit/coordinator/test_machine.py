@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.clock import admission, holder_counts, rules, transitions
-from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
+from coordinator.clock.effects import Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
 from coordinator.clock.events import (
     ChangeAsked,
     Claim,
@@ -352,13 +352,6 @@ def test_the_layout_is_that_of_the_agreed_initial_state_not_of_the_first_to_join
     assert "layout" in harness.refusals[-1]
 
 
-def test_step_closes_when_everyone_holds_everything() -> None:
-    harness = opened()
-    contribute(harness, 0, 1, 2)
-    assert harness.run.head_step == 1
-    assert [c.public_key for c in harness.entries[0].contributions] == [key(0), key(1), key(2)]
-
-
 def test_who_is_paused_is_not_waited_for_and_is_back_in_the_next_step() -> None:
     harness = opened_together(4)
     harness.feed(Reported(key(3), paused=True))
@@ -429,15 +422,6 @@ def test_a_liar_cannot_crowd_out_honest_holders() -> None:
     harness.feed(TimerFired())
     assert harness.run.head_step == 1
     assert len(harness.entries[0].contributions) == 3
-
-
-def test_deadline_closes_without_the_missing_and_returns_their_samples() -> None:
-    harness = opened()
-    contribute(harness, 0, 1)
-    assert harness.run.head_step == 0
-    harness.late()
-    assert harness.run.head_step == 1
-    assert sum(len(part) for part in harness.entries[0].returned_samples) > 0
 
 
 def test_an_author_whose_payload_too_few_held_is_told_how_many() -> None:
@@ -886,23 +870,11 @@ def test_returned_samples_go_out_first() -> None:
     contribute(harness, 0, 1)
     harness.late()
     back = harness.entries[0].returned_samples
+    assert sum(map(len, back)) > 0, "of the one that was missing"
     harness.applies(1, *range(3))
     pool = harness.ticks[-1].pool
     assert pool[: len(back)] == back
     assert pool[-1] == Range(16, 16 + 16 - sum(len(p) for p in back))
-
-
-def test_appends_come_before_what_they_allow() -> None:
-    harness = opened()
-    tick = harness.ticks[-1]
-    held = tuple((1, key(n), claim_of(tick, n).payload_sha256) for n in range(3))
-    for n in range(3):
-        harness.feed(Reported(key(n), claim=claim_of(tick, n)))
-    harness.feed(Reported(key(0), holdings=held))
-    harness.feed(Reported(key(1), holdings=held))
-    kinds = [type(effect) for effect in harness.feed(Reported(key(2), holdings=held))]
-    assert kinds in ([Append, SendEntry, Append, SendTick, Arm], []), kinds
-    assert harness.run.head_step == 1
 
 
 def test_returned_samples_wait_where_the_next_step_is_smaller() -> None:

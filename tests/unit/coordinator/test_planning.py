@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from coordinator.commands.planning import (
     votes_needed,
     with_rate,
 )
+from node.commands.model_layout import layout_of
 from node.model.spec import ModelSpec, build
 from node.training.replica import Replica
 from protos.address import block_of
@@ -126,21 +128,24 @@ def test_larger_shares_need_more_votes() -> None:
     assert votes_needed(large) == pytest.approx(votes_needed(small) * 512 / 32, rel=0.01)
 
 
-def test_the_layout_that_a_run_fixes_is_the_one_that_its_peers_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a person who waits longer than a moment is told for what."""
-    monkeypatch.setattr(planning, "PATIENCE_SECONDS", 0.01)
-    file, told = tmp_path / "run.toml", list[str]()
-    file.write_text('name = "layout"\n')
-    facts, why = layout_of_run(file, told=told.append)
-    assert told == ["building the model to count it, and running a small copy of it ..."]
-    assert facts is not None, why
+def test_the_layout_that_a_run_fixes_is_the_one_that_its_peers_have() -> None:
     config = RunConfig()
+    facts = layout_of(config)
     replica = Replica(bytes(32), build(ModelSpec(), 0), config.optimizer, config.optimizer.vote_size)
     assert facts.layout_digest == replica.layout_digest.hex()
     assert facts.parameters == replica.demo.layout.parameters
     assert facts.votes == replica.demo.layout.chunks * 4096 // config.optimizer.vote_size
+
+
+def test_a_person_who_waits_longer_than_a_moment_is_told_for_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "PATIENCE_SECONDS", 0.0)
+    program = 'print(\'{"unknown": "no reason"}\')'
+    monkeypatch.setattr(planning, "python_command", lambda *_: [sys.executable, "-I", "-S", "-c", program])
+    told = list[str]()
+    assert layout_of_run(tmp_path / "run.toml", told=told.append) == (None, "no reason")
+    assert told == ["building the model to count it, and running a small copy of it ..."]
 
 
 @pytest.mark.parametrize(("address", "block"), [
@@ -244,6 +249,7 @@ def test_each_is_a_run_of_20_tokens_a_parameter(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["gpt2-124m", *(pytest.param(name, marks=pytest.mark.nightly) for name in [*MODELS][1:])]
 )
+@pytest.mark.usefixtures("in_this_process")
 def test_run_check_says_what_each_takes(name: str, tmp_path: Path) -> None:
     """With bytes for its tokenizer, which would come from the hub."""
     file = tmp_path / "run.toml"

@@ -23,7 +23,6 @@ from protos.limits import HOLDINGS_MAX
 from protos.log import Chain, open_entry, seal_entry
 from protos.pinned import BehindError, SessionLostError, fetch_certificate
 from protos.run_config import RunConfig, TrustConfig
-from protos.run_sections import AdmissionConfig
 from protos.tick import tick_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -342,21 +341,6 @@ async def test_late_disconnect_does_not_hit_the_next_stream(tmp_path: Path) -> N
         assert here.runtime.run.peers[peer.key].phase is PeerPhase.SYNCING
         await peer.client.report(pb.ReportBody(leaving=True))
         assert here.runtime.run.peers[peer.key].phase is PeerPhase.ABSENT
-
-
-async def test_admission(tmp_path: Path) -> None:
-    listed = RunConfig(
-        clock=config(max_peers=1).clock,
-        admission=AdmissionConfig(mode="allow_list", allowed=[identity(0).peer_id, identity(1).peer_id]),
-    )
-    async with served(tmp_path, listed) as here, peers(here, 3) as swarm:
-        await swarm[0].join()
-        with pytest.raises(RefusedError, match="full"):
-            await swarm[1].join()
-        with pytest.raises(RefusedError, match="allow-list"):
-            await swarm[2].join()
-        with pytest.raises(RefusedError, match="layout"):
-            await swarm[0].join(layout=sha("other"))
 
 
 async def test_operator_requests_need_the_coordinators_key_and_count_once(tmp_path: Path) -> None:

@@ -238,6 +238,7 @@ def test_a_large_model_is_compared_by_its_small_copy() -> None:
     assert "cannot compute the run's reference loss" in other_loss(spec, strange, 256, run.data.context)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_created_run_has_the_reference_and_a_run_without_one_keeps_its_bytes(tmp_path: Any) -> None:
     file = tmp_path / "run.toml"
     file.write_text('name = "small"\n')

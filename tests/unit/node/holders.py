@@ -48,7 +48,9 @@ async def send_slowly(
 
 
 @asynccontextmanager
-async def fetching(holders: dict[bytes, Handler]) -> AsyncIterator[BlobFetcher]:
+async def fetching(
+    holders: dict[bytes, Handler], refused: Callable[[Refusal], None] = lambda refusal: None
+) -> AsyncIterator[BlobFetcher]:
     running: set[asyncio.Task[Any]] = set()
 
     def closing(handle: Handler) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
@@ -69,8 +71,7 @@ async def fetching(holders: dict[bytes, Handler]) -> AsyncIterator[BlobFetcher]:
         return await asyncio.open_connection("127.0.0.1", servers[holder].sockets[0].getsockname()[1])
 
     host: Any = SimpleNamespace(identity=SimpleNamespace(public_key=ME), open=dial, relayed=frozenset())
-    refused: list[Refusal] = []
-    fetcher = BlobFetcher(host, WireBytes(), refused.append)
+    fetcher = BlobFetcher(host, WireBytes(), refused)
     try:
         yield fetcher
     finally:

@@ -226,5 +226,13 @@ def main(folder: Path, what: str) -> None:
         lead.close()
 
 
+def rank(number: int, port: int, folder: str, what: str) -> None:
+    """As torchrun starts a rank, whose agent has the store at `port`."""
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    main(Path(folder), what)
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])

@@ -40,11 +40,6 @@ def test_a_wrong_value_in_the_file_is_named_with_its_line() -> None:
     assert "swarmentum.toml:3: speed: is not a known setting" in str(caught.value)
 
 
-def test_a_wrong_flag_is_named() -> None:
-    with pytest.raises(OperatorError, match="listen"):
-        load_settings(listen="everywhere")
-
-
 def test_a_named_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARMENTUM_CONFIG", "/no/such.toml")
     with pytest.raises(OperatorError, match=r"/no/such\.toml"):
@@ -57,7 +52,9 @@ def test_the_overlay_gets_its_part() -> None:
     assert overlay.listen(("127.0.0.1",)) == ["/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/udp/4001/quic-v1"]
 
 
-@pytest.mark.parametrize("content", [b"device = ", b"[[[", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"device = ", b"[[[", b"\xff\xfe", b"threads = " + b"9" * 5000, b"threads = " + b"[" * 5000]
+)
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "swarmentum.toml").write_bytes(content)

@@ -39,12 +39,6 @@ def test_no_more_than_an_invite_can_name() -> None:
     assert len(known.addresses) == COORDINATORS_MAX + 1
 
 
-@pytest.mark.parametrize("damaged", ["", "{", '{"a": 1}', "[1, null]", "\x00"])
-def test_a_damaged_file_is_as_none(tmp_path: Path, damaged: str) -> None:
-    (tmp_path / "coordinators.json").write_text(damaged)
-    assert Coordinators(INVITED, tmp_path / "coordinators.json").addresses == INVITED
-
-
 def test_a_disk_that_takes_nothing_ends_nobody(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
     known = Coordinators(INVITED, tmp_path / "run" / "coordinators.json")

@@ -18,7 +18,8 @@ INVITED = ("127.0.0.1:7700",)
 
 
 @pytest.mark.parametrize(
-    "content", [b"[" * 100_000, b"\xff\xfe", b"", b"{}", b"[1, null, []]", b'["' + b"x" * 10_000 + b'"]']
+    "content",
+    [b"[" * 100_000, b"\xff\xfe", b"", b"{", b'{"a": 1}', b"[1, null, []]", b'["' + b"x" * 10_000 + b'"]', b"\0"],
 )
 def test_garbage_instead_of_the_coordinators_addresses_is_nothing(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "coordinators.json"

@@ -13,8 +13,8 @@ from node.blobs import turns as turns_module
 from node.blobs.blobs import TIMES_KEPT, BlobServer, Times, WireBytes, read_frame, write_frame
 from node.blobs.fetcher import Asking, Said
 from node.blobs.turns import Attempt, Turns
-from protos.errors import NetworkError
-from protos.identity import Identity
+from protos.errors import NetworkError, Reason, Refusal
+from protos.identity import Identity, peer_id
 from protos.v1 import update_pb2
 from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, Handler, fetching, honest, offered, send_slowly
 from tests.waiting import until
@@ -51,6 +51,55 @@ def pulling(holds: Callable[[], bool], asked: list[int]) -> Handler:
         await BlobServer(look, WireBytes(), [].append).handle("somebody", reader, writer)
 
     return handle
+
+
+def begins(junk: bytes | None, sent: int) -> Handler:
+    """Offers the blob, sends so much of it, or of junk, and hangs up."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rest = await offered(reader, writer)
+        writer.write((rest if junk is None else junk)[:sent])
+        await writer.drain()
+
+    return handle
+
+
+async def test_a_broken_transfer_resumes_from_another_holder() -> None:
+    served = WireBytes()
+
+    async def serves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await BlobServer({SHA256: BLOB}.get, served, [].append).handle("somebody", reader, writer)
+
+    async with fetching({LIAR: begins(None, 300), ONE: serves}) as fetcher:
+        assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE]) == BLOB
+        assert fetcher._wire.blob_received == len(BLOB), "bytes that had arrived were fetched again"
+    assert served.blob_sent == len(BLOB) - 300
+
+
+@pytest.mark.parametrize(("sent", "reasons"), [(len(BLOB), [Reason.HASH_MISMATCH]), (100, [])])
+async def test_a_poisoned_blob_is_found_by_its_hash_and_the_honest_is_not_blamed(
+    sent: int, reasons: list[Reason]
+) -> None:
+    """Nor is anybody, where the liar only began it: nobody knows whose bytes are wrong."""
+    refused: list[Refusal] = []
+    async with fetching({LIAR: begins(bytes(len(BLOB)), sent), ONE: honest}, refused.append) as fetcher:
+        assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE]) == BLOB
+    assert [refusal.reason for refusal in refused] == reasons
+    assert all(peer_id(LIAR)[-8:] in refusal.detail for refusal in refused)
+
+
+async def test_a_holder_that_trickles_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then breaks no idle limit: another holder is asked soon, and who is alone has to have a pace, too."""
+    monkeypatch.setattr(blobs, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    refused: list[Refusal] = []
+    async with fetching({LIAR: trickling, ONE: honest}, refused.append) as fetcher:
+        assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE]) == BLOB
+        assert fetcher._wire.blob_received > len(BLOB), "the slow holder was not asked"
+        assert refused == []
+        monkeypatch.setattr(blobs, "STREAM_IDLE_SECONDS_MAX", 0.5)
+        monkeypatch.setattr(blobs, "PATIENT_BYTES_A_SECOND", 1e12)
+        with pytest.raises(NetworkError, match="no holder gave blob"):
+            await fetcher.fetch(SHA256, len(BLOB), [LIAR])
 
 
 @pytest.mark.usefixtures("hasty")

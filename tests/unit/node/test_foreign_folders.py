@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator import __main__ as operator
+from node import __main__ as peer
 from node.config import load_settings
 from node.data.tokenizer import ByteTokenizer
 from node.export.model_folder import export
@@ -27,7 +30,6 @@ def hostile(folder: Path) -> Path:
     folder.mkdir()
     for library in SHADOWED:
         (folder / f"{library}.py").write_text(f"import pathlib\npathlib.Path({str(folder / 'ran')!r}).touch()\n")
-    (folder / "run.toml").write_text('name = "somebodys"\n')
     return folder
 
 
@@ -39,14 +41,6 @@ def command(folder: Path, *words: str, stdin: str = "", **environment: str) -> s
     )  # fmt: skip
 
 
-def test_files_beside_run_toml_do_not_run(tmp_path: Path) -> None:
-    folder = hostile(tmp_path / "from-somebody")
-    done = command(folder, "swarmentum-coordinator", "run", "check", "run.toml", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["layout"] is not None, "the child that builds the model has run"
-    assert not (folder / "ran").exists()
-
-
 def test_a_child_of_a_child_leaves_the_folder_out_too(tmp_path: Path) -> None:
     folder = hostile(tmp_path / "from-somebody")
     inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {'import structlog'!r}], check=True)"
@@ -54,27 +48,28 @@ def test_a_child_of_a_child_leaves_the_folder_out_too(tmp_path: Path) -> None:
     assert not (folder / "ran").exists()
 
 
-def test_code_that_run_toml_names_runs_only_with_a_yes(tmp_path: Path) -> None:
+def test_code_that_run_toml_names_runs_only_with_a_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`os:system` needs no file: the name alone would be enough."""
-    (tmp_path / "run.toml").write_text('name = "x"\n[model]\nfactory = "os:mkdir"\nkwargs = {path = "made"}\n')
-    done = command(tmp_path, "swarmentum-coordinator", "run", "check", "run.toml", "--json")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text('name = "x"\n[model]\nfactory = "os:mkdir"\nkwargs = {path = "made"}\n')
+    done = CliRunner().invoke(operator.app, ["run", "check", "run.toml", "--json"])
+    assert done.exit_code == 0, done.output
     assert any("use --allow-code" in note for note in json.loads(done.stdout)["notes"]), done.stdout
-    for words in (("layout", "run.toml"), ("start-from", "run.toml", str(tmp_path), "--home", str(tmp_path / "home"))):
-        done = command(tmp_path, "swarmentum", *words)
-        assert (done.returncode, "--allow-code" in done.stderr) == (2, True), done.stderr
-    assert not (tmp_path / "made").exists()
+    for words in (["layout", "run.toml"], ["start-from", "run.toml", str(tmp_path), "--home", "home"]):
+        with pytest.raises(OperatorError, match="--allow-code"):
+            CliRunner().invoke(peer.app, words, catch_exceptions=False)
+    assert not Path("made").exists()
 
 
-def test_an_own_module_of_the_working_folder_is_imported_with_a_yes(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
-    (tmp_path / "structlog.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
-    (tmp_path / "run.toml").write_text('name = "mine"\n[model]\nfactory = "mine:model"\n')
-    done = command(tmp_path, "swarmentum-coordinator", "run", "check", "run.toml", "--json", "--allow-code")
+def test_an_own_module_of_the_working_folder_is_imported_with_a_yes_and_no_other_file(tmp_path: Path) -> None:
+    folder = hostile(tmp_path / "from-somebody")
+    (folder / "mine.py").write_text(OWN)
+    (folder / "run.toml").write_text('name = "mine"\n[model]\nfactory = "mine:model"\n')
+    done = command(folder, "swarmentum-coordinator", "run", "check", "run.toml", "--json", "--allow-code")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["layout"]["parameters"] == 256 * 256
-    assert (tmp_path / "called").exists()
-    assert not (tmp_path / "ran").exists(), "the working folder comes after the libraries"
+    assert (folder / "called").exists()
+    assert not (folder / "ran").exists(), "the working folder comes after the libraries"
 
 
 LM_EVAL = """

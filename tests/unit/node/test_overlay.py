@@ -13,7 +13,6 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from node.blobs import blobs as blob_module
 from node.blobs.blobs import PROTOCOL, BlobServer, WireBytes
 from node.blobs.fetcher import BlobFetcher
 from node.overlay import pubsub
@@ -96,93 +95,6 @@ async def test_a_blob_arrives_once_however_often_it_is_asked_for(tmp_path: Path)
         assert served.blob_sent == len(BLOB)
         with pytest.raises(NetworkError, match="does not hold it"):
             await fetcher.fetch(b"x" * 32, 10, holders)
-        with pytest.raises(NetworkError, match="offers 300000 bytes, expected 10"):
-            await fetcher.fetch(NAME, 10, holders)
-        with pytest.raises(NetworkError, match="offers 300000 bytes, expected 10"):
-            await fetcher.fetch(NAME, 10, holders, len(BLOB) - 1)
-        assert await fetcher.fetch(NAME, 10, holders, len(BLOB)) == BLOB, "its author named another length"
-
-
-async def test_a_broken_transfer_resumes_from_another_holder(tmp_path: Path) -> None:
-    async with hosts(tmp_path, 3) as (breaks, serves, client):
-
-        async def stop_half_way(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await blob_module.read_frame(reader)
-            response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
-            await blob_module.write_frame(writer, response.SerializeToString())
-            writer.write(BLOB[:100_000])
-            await writer.drain()
-
-        await breaks.serve(PROTOCOL, stop_half_way)
-        served = await serve(serves, {NAME: BLOB}.get)
-        wire = WireBytes()
-        holders = [breaks.identity.public_key, serves.identity.public_key]
-        async with fetching(client, wire) as fetcher:
-            assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
-        assert wire.blob_received == len(BLOB), "bytes that had arrived were fetched again"
-        assert served.blob_sent < len(BLOB)
-
-
-async def test_a_poisoned_blob_is_found_by_its_hash_and_comes_from_another(tmp_path: Path) -> None:
-    async with hosts(tmp_path, 3) as (liar, honest, client):
-        await serve(liar, lambda name: bytes(len(BLOB)))
-        await serve(honest, {NAME: BLOB}.get)
-        holders = [liar.identity.public_key, honest.identity.public_key]
-        refused: list[Refusal] = []
-        async with fetching(client, refused=refused) as fetcher:
-            assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
-        assert [refusal.reason for refusal in refused] == [Reason.HASH_MISMATCH]
-        assert liar.identity.peer_id[-8:] in refused[0].detail
-
-
-async def test_junk_that_a_liar_began_with_is_not_blamed_on_the_honest(tmp_path: Path) -> None:
-    async with hosts(tmp_path, 3) as (liar, honest, client):
-
-        async def junk(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await blob_module.read_frame(reader)
-            response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
-            await blob_module.write_frame(writer, response.SerializeToString())
-            writer.write(bytes(1000))
-            await writer.drain()
-
-        await liar.serve(PROTOCOL, junk)
-        await serve(honest, {NAME: BLOB}.get)
-        holders = [liar.identity.public_key, honest.identity.public_key]
-        refused: list[Refusal] = []
-        async with fetching(client, refused=refused) as fetcher:
-            assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
-        assert refused == []
-
-
-async def test_a_holder_that_trickles_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then breaks no idle limit: another holder is asked soon, and who is alone has to have a pace, too."""
-    monkeypatch.setattr(blob_module, "IMPATIENT_BYTES_A_SECOND", 1e12)
-    async with hosts(tmp_path, 3) as (slow, honest, client):
-        began = asyncio.Event()
-
-        async def trickle(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            request = update_pb2.BlobRequest.FromString(await blob_module.read_frame(reader))
-            left = len(BLOB) - request.offset
-            response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=left)
-            await blob_module.write_frame(writer, response.SerializeToString())
-            began.set()
-            for offset in range(request.offset, len(BLOB)):
-                writer.write(BLOB[offset : offset + 1])
-                await writer.drain()
-                await asyncio.sleep(0.05)
-
-        await slow.serve(PROTOCOL, trickle)
-        await serve(honest, {NAME: BLOB}.get)
-        refused: list[Refusal] = []
-        async with fetching(client, refused=refused) as fetcher:
-            holders = [slow.identity.public_key, honest.identity.public_key]
-            assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
-            assert began.is_set(), "the slow holder was not asked"
-            assert refused == []
-            monkeypatch.setattr(blob_module, "STREAM_IDLE_SECONDS_MAX", 0.5)
-            monkeypatch.setattr(blob_module, "PATIENT_BYTES_A_SECOND", 1e12)
-            with pytest.raises(NetworkError, match="no holder gave blob"):
-                await fetcher.fetch(NAME, len(BLOB), [slow.identity.public_key])
 
 
 async def test_more_pulls_than_a_connection_has_streams(tmp_path: Path) -> None:

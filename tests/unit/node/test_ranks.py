@@ -6,32 +6,30 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from node.model.device import DeviceError
 from node.ranks.channel import Launch, launched, rank_device
-
-SECONDS_MAX = 600
-
-
-def run_ranks(folder: Path, what: str) -> None:
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *command, "-m", "tests.unit.node.ranks_of_a_peer", str(folder), what],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-5000:]
+from tests.system.copied import ranks
+from tests.unit.node import ranks_of_a_peer
 
 
 @pytest.mark.timeout(900)
 def test_two_ranks_hold_and_say_what_one_device_does(tmp_path: Path) -> None:
-    run_ranks(tmp_path, "all")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks(2, ranks_of_a_peer.rank, store.port, str(tmp_path), "all")
     assert "several ranks cannot train this model" in (tmp_path / "refused").read_text()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_rank_waits_for_a_rank_0_that_is_there_and_for_no_other(tmp_path: Path) -> None:
-    run_ranks(tmp_path, "patience")
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = subprocess.run(
+        [sys.executable, *command, "-m", ranks_of_a_peer.HERE, str(tmp_path), "patience"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
     assert "died or hangs: Timed out" in (tmp_path / "lost").read_text()
 
 

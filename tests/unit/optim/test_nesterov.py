@@ -8,7 +8,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from coordinator.commands.planning import layout_of_run, recipe_of
+from coordinator.commands.planning import recipe_of
+from node.commands.model_layout import layout_of
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
@@ -167,8 +168,7 @@ def test_keys_that_are_set_count_more_than_the_recipe(tmp_path: Path) -> None:
     assert "local.steps = 10" in said
     assert said.count(" = ") == sum(len(v) if isinstance(v, dict) else 1 for v in RECIPES["diloco-demo"].values())
     assert recipe_of(RunConfig()) == ""
-    facts, why = layout_of_run(file)
-    assert facts is not None, why
+    assert layout_of(RunConfig(optimizer=optimizer)).votes
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The method `paper` as a setting: of a run, of a replica, and of `DeMoOptimizer`."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +7,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from coordinator.commands.planning import layout_of_run, planned
+from coordinator.commands.planning import planned
+from node.commands.model_layout import layout_of
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo
 from node.optim.local import LocalConfig
@@ -65,13 +65,11 @@ def test_checks_of_votes_do_not_work_with_it() -> None:
     assert "method paper" in said
 
 
-def test_run_create_knows_how_long_its_payloads_are(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text('[optimizer]\nmethod = "paper"\nchunk = 32\ntop_k = 8\n')
-    facts, why = layout_of_run(file)
-    assert facts is not None, why
+def test_run_create_knows_how_long_its_payloads_are() -> None:
+    optimizer = OptimizerConfig(method="paper", chunk=32, top_k=8)
+    facts = layout_of(RunConfig(optimizer=optimizer))
     model = nn.Linear(64, 96)  # 6 chunks of 32 x 32, and of the bias 3 of 1 x 32
-    layout, form = form_of(model, OptimizerConfig(method="paper", chunk=32, top_k=8))
+    layout, form = form_of(model, optimizer)
     assert (form.votes(layout.chunks, 8), form.bytes_max(layout.chunks, 8)) == (72, 9 + 4 * 72)
     assert facts.payload_bytes > 4 * facts.votes > 4 * facts.parameters * 8 / 1024
 

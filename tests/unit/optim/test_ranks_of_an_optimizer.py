@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.join import Join
@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from node.optim.base import BaseConfig
 from node.optim.local import LocalConfig
 from node.optim.torch_optimizer import DeMoOptimizer, ExchangeFailed
+from tests.system.copied import ranks
 from tests.unit.optim.test_changed_models import digest, tower
 
 RANKS = 2
@@ -334,7 +335,7 @@ def _rank(rank: int, folder: str) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What each rank found in each scene: one start of the processes for all."""
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(_rank, args=(str(folder),), nprocs=RANKS)
+    ranks(RANKS, _rank, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,6 +26,7 @@ from node.optim.step import NonFiniteGradient
 from node.optim.torch_optimizer import DeMoOptimizer, RanksDiffer, ReplicasDiffer
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.payload import PLAIN
+from tests.system.copied import ranks
 
 STEPS, PEERS, SHARDS, BATCH = 4, 2, 2, 8
 METHODS: dict[str, dict[str, Any]] = {
@@ -263,19 +264,19 @@ def test_a_peer_of_two_ranks_votes_and_moves_as_one_device_does(
 ) -> None:
     """In torch on one device, too: momentum is private, and other kernels round it in other ways on some processors."""
     monkeypatch.setenv("SWARMENTUM_OPTIM_BACKEND", "torch")
-    multiprocessing.spawn(_rank, args=(str(tmp_path),), nprocs=PEERS * SHARDS)  # type: ignore[no-untyped-call]
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(PEERS * SHARDS)]
+    ranks(PEERS * SHARDS, _rank, str(tmp_path))
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(PEERS * SHARDS)]
     for name, method in METHODS.items():
-        digests = [rank[name][:-1] for rank in ranks]
+        digests = [rank[name][:-1] for rank in found]
         assert all(other == digests[0] for other in digests), f"{name}: the ranks hold different models"
         wanted = alone(name, method)
         if name != "local":  # its steps add up rounding, and 8 bits a vote show it
             assert digests[0] == wanted, f"{name}: another model than on one device"
     for name in CHECKPOINTED:
-        ends = {digest for rank in ranks for digest in rank[f"{name} saved"]}
+        ends = {digest for rank in found for digest in rank[f"{name} saved"]}
         assert len(ends) == 1, f"{name}: a checkpoint changed the training"
     for name in METHODS:
-        assert [rank[name][-1] for rank in ranks] == (["0", "0", "1", "1"] if name == "groups" else ["0"] * 4)
+        assert [rank[name][-1] for rank in found] == (["0", "0", "1", "1"] if name == "groups" else ["0"] * 4)
 
 
 def test_what_is_not_sharded_as_it_should_be_is_refused() -> None:

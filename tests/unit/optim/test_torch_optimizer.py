@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
@@ -17,6 +17,7 @@ from node.optim.local import LocalConfig
 from node.optim.torch_optimizer import DeMoOptimizer, MomentumLost, ReplicasDiffer
 from node.optim.votes import groups as votes
 from protos.optimizer_config import OptimizerConfig
+from tests.system.copied import ranks
 
 STEPS = 6
 
@@ -125,29 +126,6 @@ def family(model, name, **more):
     return DeMoOptimizer(model.named_parameters(), lr=lr, **METHODS[name], **more)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_saved_and_goes_on_bit_for_bit(name):
-    model, inputs, target = model_and_data(1)
-    optimizer = family(model, name)
-    before = nn.functional.mse_loss(model(inputs), target).item()
-    train(model, optimizer, (inputs, target), 12)
-    assert optimizer.exchanged
-    assert nn.functional.mse_loss(model(inputs), target).item() < before
-    saved = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    train(model, optimizer, (inputs, target), 6)
-
-    other, _, _ = model_and_data(1)
-    other.load_state_dict(saved["model"])
-    resumed = family(other, name)
-    resumed.load_state_dict(saved["optimizer"])
-    train(other, resumed, (inputs, target), 6)
-    assert state_digest(list(model.parameters())) == state_digest(list(other.parameters()))
-    with pytest.raises(ValueError, match="saved state"):
-        DeMoOptimizer(other.named_parameters(), lr=1.0, base=BaseConfig("sgd", momentum=0.9)).load_state_dict(
-            saved["optimizer"]
-        )
-
-
 def test_a_saved_state_of_other_sizes_or_places_is_refused():
     """Their momentum has another unit, or the votes other places: nothing else of the state tells."""
     model, inputs, target = model_and_data(1)
@@ -241,7 +219,7 @@ def _rank(rank, folder):
 
 
 def test_two_processes_stay_bit_identical(tmp_path):
-    multiprocessing.spawn(_rank, args=(str(tmp_path),), nprocs=2)
+    ranks(2, _rank, str(tmp_path))
     (first, none, differs, methods), (second, bad, _, others) = (torch.load(tmp_path / f"{r}.pt") for r in range(2))
     assert first == second
     assert len(set(first)) == STEPS
@@ -272,7 +250,7 @@ def _rank_with_silent_votes(rank, folder):
 
 @pytest.mark.timeout(900)
 def test_a_payload_with_silent_votes_needs_a_second_exchange_and_the_others_none(tmp_path):
-    multiprocessing.spawn(_rank_with_silent_votes, args=(str(tmp_path),), nprocs=2)
+    ranks(2, _rank_with_silent_votes, str(tmp_path))
     (one, exchanges), (other, theirs) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert one == other
     assert exchanges == theirs
@@ -300,7 +278,7 @@ def _rank_that_loses_its_momentum(rank, folder):
 @pytest.mark.timeout(900)
 def test_a_rank_whose_momentum_is_no_number_ends_all_and_none_waits_for_it(tmp_path):
     """It raised on that rank alone; the other waited in its exchange for as long as gloo lets it: half an hour."""
-    multiprocessing.spawn(_rank_that_loses_its_momentum, args=(str(tmp_path),), nprocs=2)
+    ranks(2, _rank_that_loses_its_momentum, str(tmp_path))
     ends = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for before, after, words in ends:
         assert "the momentum of rank 1 is not a number" in words

@@ -17,7 +17,7 @@ from node.optim.step import NonFiniteGradient
 from node.optim.digest import state_digest
 
 torch.manual_seed(0)
-SHAPES = [(130, 70), (64, 64), (3,), (128, 64), (), (64, 64)]
+SHAPES = [(66, 70), (64, 64), (3,), (128, 64), (), (64, 64)]
 def peer(backend, size, beta2=0.0, base=BaseConfig()):
     import os
     os.environ["SWARMENTUM_OPTIM_BACKEND"] = backend
@@ -37,14 +37,14 @@ for selection, cap, base in (("random", 7, REAL), ("random", 127, SIGN), ("indep
     assert choose.triton_serves(torch.device("cpu"), Format(selection), base, cap), selection
 for size, beta2, *base in WAYS:
     one, other, third = peer("triton", size, beta2, *base), peer("torch", size, beta2, *base), peer("torch", 128, 0.0, *base)
-    for step in range(3):
+    for step in range(2):
         lr = float(np.float32(0.01 / (1 + step)))
         entry = []
         for number, demo in enumerate((one, other, third)):
             for i, parameter in enumerate(demo.parameters):
                 generator = torch.Generator().manual_seed(100 * step + i + (7 if demo is third else 0))
                 gradient = torch.randn(parameter.shape, generator=generator)
-                parameter.grad = None if i == 1 and step == 1 or i == 5 else gradient  # the last never has one: silent votes
+                parameter.grad = None if i == 1 and step == 0 or i == 5 else gradient  # the last never has one: silent votes
             votes = demo.propose(lr)
             # the same votes as `select` makes of this peer's own momentum
             choice = demo.config.form.choose(demo.momentum.clone(), size if demo is not third else 128)
@@ -87,7 +87,7 @@ whole, folded = saving(), saving()
 os.environ["SWARMENTUM_OPTIM_BACKEND"] = "torch"
 portable = saving()
 assert (whole.backend, portable.backend) == ("triton", "torch")
-for step in range(3):
+for step in range(2):
     gradients = [torch.randn(s, generator=torch.Generator().manual_seed(step)) for s in SHAPES]
     for demo in (whole, portable):
         for parameter, gradient in zip(demo.parameters, gradients):

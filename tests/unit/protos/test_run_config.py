@@ -18,10 +18,6 @@ def load(tmp_path: Path, text: str) -> RunConfig:
     return toml_file.load(path, RunConfig)
 
 
-def test_empty_file_is_the_defaults(tmp_path: Path) -> None:
-    assert load(tmp_path, "") == RunConfig()
-
-
 def test_canonical_json_round_trip(tmp_path: Path) -> None:
     config = load(
         tmp_path, 'name = "ä"\nseed = 7\n[model.config]\nmodel_type = "llama"\nrope = 1e4\n[clock]\nsteps = 9\n'
