@@ -486,6 +486,27 @@ def test_votes_of_a_group_go_back_if_another_group_cannot_go_on() -> None:
     assert digest(model) == digest(other)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_a_step_that_was_broken_off_can_be_made_again(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook's stop button does, or a loop that goes on after a batch that was too large."""
+
+    def broken(*_: Any) -> Any:
+        raise error
+
+    model = tower()
+    optimizer = DeMoOptimizer(groups(model), lr=LR)
+    backward(model)
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer._demos[1], "propose", broken)
+        with pytest.raises(error):
+            optimizer.step()
+    before = digest(model)
+    optimizer.step()
+    assert digest(model) != before
+
+
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_a_compiled_step_moves_the_model_as_a_plain_one_does(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.compile(optimizer.step)`, as torch's pages show it: inductor failed at the votes' views."""
