@@ -65,24 +65,26 @@ def _of_schedule(config: RunConfig) -> Iterator[Mistake]:
 
 
 def _without_effect(config: RunConfig) -> Iterator[Mistake]:
-    """Settings of the optimizer that another one leaves without effect: `top_k` alone would train with group votes."""
-    own = config.optimizer
+    """Settings that another one leaves without effect: `optimizer.top_k` alone would train with group votes."""
+    own, told = config.optimizer, config.evaluation
     base, local, size = own.base, own.local, SIZE_KEYS.get(own.selection)
     unused: tuple[tuple[Any, str, Iterable[str], str, object], ...] = (
-        (own, "", SIZES.keys() - {size}, "selection", own.selection),
-        (own, "", ["decay_steps"] if own.schedule in ("cosine", "linear") else [], "schedule", own.schedule),
-        (own, "", ["clip_norm"] if own.beta2 else [], "beta2", own.beta2),
-        (base, "base.", ["momentum", "nesterov"] if base.name in ("sign", "adamw") else [], "base.name", base.name),
-        (base, "base.", ["beta1", "beta2", "eps"] if base.name != "adamw" else [], "base.name", base.name),
-        (local, "local.", type(local).model_fields.keys() - {"steps"} if local.steps == 1 else [], "local.steps", 1),
+        (own, "optimizer", SIZES.keys() - {size}, "selection", own.selection),
+        (own, "optimizer", ["decay_steps"] if own.schedule != "wsd" else [], "schedule", own.schedule),
+        (own, "optimizer", ["clip_norm"] if own.beta2 else [], "beta2", own.beta2),
+        (base, "optimizer.base", ["momentum", "nesterov"] if base.name in ("sign", "adamw") else [], "name", base.name),
+        (base, "optimizer.base", ["beta1", "beta2", "eps"] if base.name != "adamw" else [], "name", base.name),
+        (local, "optimizer.local", type(local).model_fields.keys() - {"steps"} if local.steps == 1 else [], "steps", 1),
+        (told, "evaluation", ["samples", "sample_tokens", "prompt"] if not told.every else [], "every", 0),
+        (told, "evaluation", ["prompt"] if told.every and not told.sample_tokens else [], "sample_tokens", 0),
     )
     for section, place, keys, other, value in unused:
         for key in sorted(section.model_fields_set & set(keys)):
             if getattr(section, key) != type(section).model_fields[key].default:
                 yield Mistake(
-                    f"it has no effect with {other} = {json.dumps(value)}: remove it, or set another {other}",
-                    f"optimizer.{place}{key}",
-                    f"optimizer.{other}",
+                    f"it has no effect with {place}.{other} = {json.dumps(value)}: remove it, or set that one, too",
+                    f"{place}.{key}",
+                    f"{place}.{other}",
                 )
 
 

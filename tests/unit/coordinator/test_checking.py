@@ -61,13 +61,13 @@ def test_settings_that_another_one_leaves_without_effect_are_mistakes(tmp_path: 
     file = tmp_path / "run.toml"
     file.write_text(
         "[optimizer]\ntop_k = 64\nclip_norm = 0.5\ndecay_steps = 9\n[optimizer.base]\nname = 'adamw'\nmomentum = 0.9\n"
-        "[optimizer.local]\nlr = 0.1\n"
+        "[optimizer.local]\nlr = 0.1\n[evaluation]\nsamples = 8\n"
     )
     with pytest.raises(OperatorError) as told:
         checked(file)
     lines = str(told.value).splitlines()
-    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["2", "3", "4", "7", "9"]
-    assert 'optimizer.top_k: it has no effect with selection = "groups": remove it, or set another' in lines[0]
+    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["2", "3", "4", "7", "9", "11"]
+    assert 'optimizer.top_k: it has no effect with optimizer.selection = "groups": remove it, or set' in lines[0]
     file.write_text("[optimizer]\nrecipe = 'diloco-demo'\nselection = 'full'\nlocal = { optimizer = 'muon' }\n")
     assert checked(file).optimizer.top_k == 640, "the recipe's own settings are nobody's mistake"
     with pytest.raises(OperatorError, match="top_k: it has no effect"):
