@@ -206,7 +206,7 @@ class OptimizerConfig(Section):
     """Which parameters it reaches: all, or those of two and more dimensions that are no tables (`base.tables`)."""
 
     clip_norm: float = Field(default=1.0, gt=0)
-    """Gradient norm a peer clips to before its momentum sees the gradient."""
+    """With `beta2 = 0`, and in local steps: the norm that a peer clips a gradient to before its momentum sees it."""
 
     selection: Literal["groups", "topk", "random", "striding", "slicing", "full", "independent"] = "groups"
     """`groups`: the largest coefficient of every group; `topk`: the largest of a chunk, wherever they are. The other four

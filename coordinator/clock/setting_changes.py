@@ -86,6 +86,10 @@ def _no_sense(run: Run, config: RunConfig, settings: Settings) -> str:
         )
     if "optimizer.warmup_steps" in values_of(settings) and optimizer.warmup_steps >= steps:
         return f"the warm-up of {optimizer.warmup_steps} steps is not shorter than the run of {steps}"
+    if "optimizer.decay_steps" in values_of(settings) and optimizer.schedule != "wsd":
+        return (
+            f"optimizer.decay_steps has no effect with schedule {optimizer.schedule}: set optimizer.schedule=wsd, too"
+        )
     if optimizer.schedule == "wsd" and optimizer.decay_steps + optimizer.warmup_steps > steps:
         both = f"a decay of {optimizer.decay_steps} and a warm-up of {optimizer.warmup_steps} steps"
         return f"{both} are longer than the run of {steps}"

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from coordinator.commands.operator import Operator, call, facts_of
 from coordinator.commands.options import Home, Json, operator_at
+from coordinator.commands.run_mistakes import mistakes
 from protos import toml_file
 from protos.changes import in_force
 from protos.errors import OperatorError, RefusedError
@@ -212,6 +213,9 @@ def forked(parent: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise OperatorError(toml_file.describe(error)) from error
+    for mistake in mistakes(config):
+        if mistake.keys[0] in flat(changes):
+            raise OperatorError(f"{mistake.keys[0]}: {mistake}")
     for key, why in KEPT.items():
         was, now = _at(parent, key), _at(config, key)
         if was != now:

@@ -5,7 +5,8 @@ What needs torch to see is in `swarmentum layout`, which `layout_of_run` asks. R
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from protos.address import parse_address
 from protos.errors import Refusal
 from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
 from protos.mistakes import PEER_ADDRESS, Mistake, expected
+from protos.optimizer_config import SIZE_KEYS, SIZES
 from protos.run_config import RunConfig
 
 HEADS: Final = ("num_attention_heads", "n_head")
@@ -29,6 +31,7 @@ def mistakes(config: RunConfig) -> Iterator[Mistake]:
     """All of them."""
     yield from config.misfits()
     yield from _of_schedule(config)
+    yield from _without_effect(config)
     if config.admission.mode == "allow_list" and not config.admission.allowed:
         text = "the list is empty, so nobody can join; list peer ids, or take mode open or invite"
         yield Mistake(text, "admission.allowed", "admission.mode")
@@ -59,6 +62,30 @@ def _of_schedule(config: RunConfig) -> Iterator[Mistake]:
             "optimizer.warmup_steps",
             "clock.steps",
         )
+
+
+def _without_effect(config: RunConfig) -> Iterator[Mistake]:
+    """Settings that another one leaves without effect: `optimizer.top_k` alone would train with group votes."""
+    own, told = config.optimizer, config.evaluation
+    base, local, size = own.base, own.local, SIZE_KEYS.get(own.selection)
+    unused: tuple[tuple[Any, str, Iterable[str], str, object], ...] = (
+        (own, "optimizer", SIZES.keys() - {size}, "selection", own.selection),
+        (own, "optimizer", ["decay_steps"] if own.schedule != "wsd" else [], "schedule", own.schedule),
+        (own, "optimizer", ["clip_norm"] if own.beta2 else [], "beta2", own.beta2),
+        (base, "optimizer.base", ["momentum", "nesterov"] if base.name in ("sign", "adamw") else [], "name", base.name),
+        (base, "optimizer.base", ["beta1", "beta2", "eps"] if base.name != "adamw" else [], "name", base.name),
+        (local, "optimizer.local", type(local).model_fields.keys() - {"steps"} if local.steps == 1 else [], "steps", 1),
+        (told, "evaluation", ["samples", "sample_tokens", "prompt"] if not told.every else [], "every", 0),
+        (told, "evaluation", ["prompt"] if told.every and not told.sample_tokens else [], "sample_tokens", 0),
+    )
+    for section, place, keys, other, value in unused:
+        for key in sorted(section.model_fields_set & set(keys)):
+            if getattr(section, key) != type(section).model_fields[key].default:
+                yield Mistake(
+                    f"it has no effect with {place}.{other} = {json.dumps(value)}: remove it, or set that one, too",
+                    f"{place}.{key}",
+                    f"{place}.{other}",
+                )
 
 
 def _of_paths(config: RunConfig) -> Iterator[Mistake]:

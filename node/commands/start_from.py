@@ -128,6 +128,8 @@ def load_weights(made: nn.Module, model: Path) -> bytes:
         if tensor.shape != wanted[name].shape:
             shapes = f"{list(tensor.shape)}, and run.toml's model {list(wanted[name].shape)}"
             raise ModelError(f"{model}: {name!r} has the shape {shapes}: correct [model.config]")
+        if not tensor.is_floating_point():
+            raise ModelError(f"{model}: {name!r} is {tensor.dtype}: take the weights of before they were quantized")
         with torch.no_grad():
             wanted[name].copy_(tensor)
         if not bool(wanted[name].isfinite().all()):
@@ -230,6 +232,8 @@ def _files(model: Path) -> list[Path]:
         return [model]
     if (model / files.GENESIS).is_file() and (segments := files.segments(model)):
         return [segments[-1].path(files.STATE)]
+    if (model / WEIGHTS).is_file():  # before an index of earlier shards beside it, as transformers does
+        return [model / WEIGHTS]
     if (model / INDEX).is_file():
         try:
             names = sorted(set(json.loads((model / INDEX).read_text())["weight_map"].values()))
@@ -238,8 +242,6 @@ def _files(model: Path) -> list[Path]:
         if bad := [name for name in names if Path(str(name)).name != name]:
             raise OperatorError(f"{model / INDEX}: {bad[0]!r} is not a file beside it")
         return [model / name for name in names]
-    if (model / WEIGHTS).is_file():
-        return [model / WEIGHTS]
     raise OperatorError(
         f"{model}: is neither a safetensors file nor a folder with {WEIGHTS}, nor an archive, nor owner/name of the hub; "
         "of a run, use `swarmentum export` or `swarmentum-coordinator run fork`"

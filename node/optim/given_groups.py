@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from node.optim.base import BY_CHUNKS, BaseConfig, is_named_table
-from node.optim.demo import DeMoConfig
+from node.optim.demo import SIZE_KEYS, DeMoConfig
 from node.optim.local import LocalConfig
 
 Given = ParamSpec("Given")
@@ -114,6 +114,26 @@ def saved_group(group: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
     if bare != names and bare == here.get("param_names"):
         options |= {"param_names": bare, "layout": here["layout"]}
     return options
+
+
+def check_effect(config: DeMoConfig, clip_norm: float | None, *, local: bool) -> None:
+    """Raises `ValueError` for a setting that another one leaves without effect: `top_k` alone would train with group votes."""
+    base = config.base
+    for owner, names, other in (
+        (config, set(SIZE_KEYS.values()) - {SIZE_KEYS.get(config.selection)}, f"selection {config.selection!r}"),
+        (base, {"momentum", "nesterov"} if base.name in ("sign", "adamw") else set(), f"base {base.name!r}"),
+        (base, {"beta1", "beta2", "eps"} if base.name in ("sign", "sgd", "muon") else set(), f"base {base.name!r}"),
+    ):
+        for name in sorted(names):
+            if (value := getattr(owner, name)) != getattr(type(owner), name):
+                raise ValueError(
+                    f"{name} {value!r} has no effect with {other}: leave it out, or set another {other.split()[0]}"
+                )
+    if clip_norm not in (None, DeMoConfig.clip_norm) and (local or config.beta2):
+        other = (
+            "local steps: set it in LocalConfig" if local else f"beta2 {config.beta2}: leave it out, or set beta2 to 0"
+        )
+        raise ValueError(f"clip_norm {clip_norm!r} has no effect with {other}")
 
 
 def without_place(

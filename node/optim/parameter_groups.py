@@ -24,6 +24,7 @@ from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.given_groups import (
     as_usual,
+    check_effect,
     check_known,
     check_options,
     named_of,
@@ -157,6 +158,8 @@ class ParameterGroups(torch.optim.Optimizer):
         super().add_param_group(options)
         group = self.param_groups[-1]
         try:
+            if isinstance(config := self.settings.config(group), DeMoConfig):
+                check_effect(config, group["clip_norm"], local=self.settings.local is not None)
             self._take(group)
         except ValueError:
             del self.param_groups[-1]

@@ -227,12 +227,10 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         inner = None if self._sharded is None else self._sharded.group
         skipped = self._fault is None and not unscale(found, scale, trained(self._demos), inner)
         self.abstentions += skipped
-        if self._local is not None:
-            if not self._step_locally(self._local, skipped):
-                return
-            skipped = False
+        if self._local is not None and not self._step_locally(self._local, skipped):
+            return
         Join.notify_join_context(self)
-        self._finish(self._part(skipped))
+        self._finish(skipped and self._local is None)
 
     def _found_fault(self) -> ValueError | None:
         """What is not as it was when the optimizer was made. The ranks of a sharded peer find the same."""
@@ -324,10 +322,11 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             terms, self._fault = terms_of_shards(terms, self._sharded.group)
         return terms
 
-    def _finish(self, mine: Part) -> None:
-        """Exchange this rank's part, and apply everybody's. Votes that were not exchanged go back into the momentum."""
+    def _finish(self, skipped: bool | None) -> None:
+        """Exchange this rank's part (None: it has left), and apply all. Other votes go back into the momentum."""
         accepted = False
         try:
+            mine = Part(self._steps + 1, {}, [], RankRole.LEFT) if skipped is None else self._part(skipped)
             parts = [mine] if self._exchange is None else self._exchange.parts(mine)
             if self._fault is not None:
                 raise self._fault
@@ -376,7 +375,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         if self._local is not None and self._local.borrowed:
             self._local.give_back()
             self._local_done = 0
-        self._finish(Part(self._steps + 1, {}, [], RankRole.LEFT))
+        self._finish(None)
 
     def _follow(self, terms: Mapping[str, Any]) -> None:
         """Take over the others' options: the schedule of a rank that has left stands still."""

@@ -153,12 +153,12 @@ class Replica:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Raises `OperatorError` if the run's own model casts, freezes or replaces its parameters while it trains."""
+        """Raises `OperatorError` if the model, or the program that has it, casts, freezes or replaces its parameters."""
         try:
             yield
         except ParameterChanged as error:
             raise OperatorError(
-                f"the run's model changes its parameters while it trains: {error}. A model.factory has to leave them alone"
+                f"the model changes while it trains: {error}. A model.factory, and a program's own loop, have to leave it alone"
             ) from error
 
     def apply(self, signed: SignedEntry, updates: Iterable[Update], authors: Sequence[bytes] = ()) -> bool:

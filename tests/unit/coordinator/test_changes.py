@@ -119,6 +119,7 @@ def test_what_is_refused_and_what_to_do_instead() -> None:
     assert "warm-up of 10 steps is not shorter than the run of 10" in refused(
         harness, asked(optimizer__warmup_steps=10)
     )
+    assert "no effect with schedule constant: set" in refused(harness, asked(optimizer__decay_steps=3))
     assert "no setting to change" in refused(harness, ChangeAsked(()))
     harness.run = replace(harness.run, changes=(SettingsChanged(0, ()),) * CHANGES_MAX)
     assert f"changed {CHANGES_MAX} times" in refused(harness, asked(lr=1e-3))

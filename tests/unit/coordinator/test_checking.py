@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from coordinator import __main__ as command
 from coordinator.commands import checking, planning
 from coordinator.commands.checking import checked, cost_of, curve, findings_of, rows_of
+from coordinator.commands.forks import changes_of, forked
 from coordinator.commands.planning import NOT_INSTALLED, text_of
 from node.commands.model_layout import TookTooLongError, limited
 from node.model.dry_run import dry_run
@@ -53,6 +54,23 @@ def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
     assert "raise it to 128" in lines[1]
     assert "not shorter than the run of 5" in lines[2]
     assert "nobody can join" in lines[3]
+
+
+def test_settings_that_another_one_leaves_without_effect_are_mistakes(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "[optimizer]\ntop_k = 64\nclip_norm = 0.5\ndecay_steps = 9\n[optimizer.base]\nname = 'adamw'\nmomentum = 0.9\n"
+        "[optimizer.local]\nlr = 0.1\n[evaluation]\nsamples = 8\n"
+    )
+    with pytest.raises(OperatorError) as told:
+        checked(file)
+    lines = str(told.value).splitlines()
+    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["2", "3", "4", "7", "9", "11"]
+    assert 'optimizer.top_k: it has no effect with optimizer.selection = "groups": remove it, or set' in lines[0]
+    file.write_text("[optimizer]\nrecipe = 'diloco-demo'\nselection = 'full'\nlocal = { optimizer = 'muon' }\n")
+    assert checked(file).optimizer.top_k == 640, "the recipe's own settings are nobody's mistake"
+    with pytest.raises(OperatorError, match="top_k: it has no effect"):
+        forked(RunConfig(), changes_of(["optimizer.top_k=64"]))
 
 
 OWN = """[data]

@@ -284,9 +284,7 @@ def test_a_model_that_changes_its_parameters_ends_the_peer_with_a_sentence(cast:
     of = host(Plain())
     gradients(of)
     cast(maker(of)._model)
-    with pytest.raises(
-        OperatorError, match=f"the run's model changes its parameters while it trains: parameter .*({words})"
-    ):
+    with pytest.raises(OperatorError, match=f"the model changes while it trains: parameter .*({words})"):
         of.gradients(TEXT, PARTS, 8, short(), never, 1.0, LR)
     with pytest.raises(OperatorError, match=r"parameter table\.weight"):
         of.gradients(TEXT, PARTS, 8, short(), never)

@@ -82,6 +82,8 @@ def test_a_model_in_several_files_and_in_half_precision(tmp_path: Path, model: P
     (model / INDEX).write_text(json.dumps(index))
     with pytest.raises(OperatorError, match="is not a file beside it"):
         start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+    save_file(found, model / WEIGHTS)  # a new model over an old one in several files: transformers takes this file, too
+    assert start_from(CONFIG, model, PeerSettings(home=tmp_path / "other")).parameters > 0
 
 
 def test_a_model_that_was_saved_compiled(tmp_path: Path, model: Path) -> None:
@@ -105,6 +107,7 @@ def test_a_model_that_was_saved_compiled(tmp_path: Path, model: Path) -> None:
             r"has the shape \[3\], and run.toml's model \[64\]",
         ),
         (lambda w: w["model.norm.weight"].fill_(float("nan")), "contains NaN or infinity"),
+        (lambda w: w.update({"model.norm.weight": torch.ones(64).char()}), "is torch.int8: take the weights of before"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(tmp_path: Path, model: Path, change: object, words: str) -> None:

@@ -179,6 +179,21 @@ def test_an_option_of_a_group_that_would_have_no_effect_is_refused(option: str) 
         DeMoOptimizer([{"params": tower().parameters(), option: 0.5}], lr=LR)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"top_k": 64}, "top_k 64 has no effect with selection 'groups'"),
+        ({"selection": "topk", "group_size": 16}, "group_size 16 has no effect with selection 'topk'"),
+        ({"clip_norm": 0.5}, r"clip_norm 0\.5 has no effect with beta2 0\.99: leave it out, or set beta2 to 0"),
+        ({"base": BaseConfig("adamw", momentum=0.9)}, r"momentum 0\.9 has no effect with base 'adamw'"),
+        ({"base": BaseConfig("muon", beta1=0.9)}, r"beta1 0\.9 has no effect with base 'muon'"),
+    ],
+)
+def test_a_setting_that_another_one_leaves_without_effect_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DeMoOptimizer(tower(), lr=LR, **settings)
+
+
 @pytest.mark.parametrize(("option", "value"), [("beta", 0.5), ("betas", (0.9, 0.95)), ("maximize", True), ("cap", 1)])
 def test_an_option_that_comes_into_a_group_later_is_refused(option: str, value: Any) -> None:
     model = tower()
@@ -484,6 +499,27 @@ def test_votes_of_a_group_go_back_if_another_group_cannot_go_on() -> None:
         optimizer.step()
     assert not any(demo.pending for demo in optimizer._demos)
     assert digest(model) == digest(other)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_a_step_that_was_broken_off_can_be_made_again(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook's stop button does, or a loop that goes on after a batch that was too large."""
+
+    def broken(*_: Any) -> Any:
+        raise error
+
+    model = tower()
+    optimizer = DeMoOptimizer(groups(model), lr=LR)
+    backward(model)
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer._demos[1], "propose", broken)
+        with pytest.raises(error):
+            optimizer.step()
+    before = digest(model)
+    optimizer.step()
+    assert digest(model) != before
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
