@@ -121,7 +121,7 @@ class Trainer:
     def enter(self, bootstrap: Sequence[str]) -> None:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
-        about = JoinFacts(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
+        about = JoinFacts(replica.layout_digest, replica.demo.layout.parameters, self.summary.seen, self.is_anchor)
         welcome = self.swarm.join(about, bootstrap, self.patience_seconds)
         self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
