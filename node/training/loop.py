@@ -352,7 +352,7 @@ class Trainer:
             self.keeper.flush()  # the run is over, so no other peer waits for this one
         elif step % clock.snapshot_every == 0 and recent:
             self.keeper.snapshot(kept=self.is_anchor or public_key_of(self.summary.id) in drawn(signed))
-        if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0 and recent:
+        if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0 and recent and not self.is_anchor:
             self.keeper.private()
 
     def _stored(self, manifest: SnapshotManifest, kept: bool) -> None:
@@ -361,11 +361,12 @@ class Trainer:
         self.swarm.stored(manifest.step, root, manifest.total_bytes, kept)
 
     def finish(self) -> None:
-        """Write the waiting snapshots, and the momentum; at the end of the run, finish the evaluation of its last state."""
+        """Write the waiting snapshots, and the momentum but of an anchor; at the end of the run, finish its evaluation."""
         self.keeper.flush()
         if self.evaluator is not None and self.last.finished:
             self.evaluator.finish()
-        self.replica.save_private(self.private_path)
+        if not self.is_anchor:
+            self.replica.save_private(self.private_path)
         self.reached.settle()  # last: it fails if the swarm is gone
 
     def _resync(self, event: Resync) -> None:

@@ -184,3 +184,12 @@ def test_a_peer_votes_only_after_it_has_followed() -> None:
             with pytest.raises(AssertionError, match=f"{now.value} cannot be {then.value}"):
                 move(now, then)
     assert Activity.VOTING not in MOVES[Activity.LOADING] | MOVES[Activity.PAUSED]
+
+
+def test_an_anchor_saves_no_momentum(tmp_path: Path) -> None:
+    for name, its in (("peer", samples()), ("anchor", None)):
+        (tmp_path / name).mkdir()
+        peer = trainer(tmp_path / name, Told())
+        peer.samples = its
+        peer.finish()
+        assert peer.private_path.exists() is (its is not None)
