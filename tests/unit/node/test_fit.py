@@ -46,8 +46,8 @@ def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
 ) -> None:
     whole, small = bytes_of("full"), bytes_of("small")
     model = fit.counted(CONFIG, PeerSettings())
-    # second moment, half the momentum, the copies, gradients but sums and the largest, heap
-    assert whole - small == (4 + 2 + 12 + 4 - 3 - 0.5) * model.size.parameters - 4 * model.size.largest
+    # second moment, half the momentum, the copies, gradients and holes but sums and the largest
+    assert whole - small == (4 + 2 + 12 + 4 + 1 - 3) * model.size.parameters - 4 * model.size.largest
     machine(monkeypatch, whole)
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "full")
     machine(monkeypatch, small)
