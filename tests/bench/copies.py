@@ -51,14 +51,17 @@ def _peaks(model: str) -> dict[str, int]:
             return {"export": exported, "verify": peak_of(("verify", str(archive)), folder / "verify.log")}
 
 
-def peak_of(words: tuple[str, ...], log: Path) -> int:
+def peak_of(words: tuple[str, ...], log: Path, seconds_max: float = SECONDS_MAX) -> int:
     """The most memory of a command that has to succeed."""
     with log.open("w") as file:
         child = subprocess.Popen([sys.executable, "-m", "node", *words], stdout=file, stderr=file)
         peak, began = 0, time.monotonic()
-        while child.poll() is None:
-            peak = max(peak, loop.processes_of(child.pid).get(child.pid, 0))
-            assert time.monotonic() - began < SECONDS_MAX, words
-            time.sleep(LOOK_SECONDS)
+        try:
+            while child.poll() is None:
+                peak = max(peak, loop.processes_of(child.pid).get(child.pid, 0))
+                assert time.monotonic() - began < seconds_max, words
+                time.sleep(LOOK_SECONDS)
+        finally:
+            child.kill()
     assert child.returncode == 0, log.read_text()[-3000:]
     return peak
