@@ -9,6 +9,7 @@ COUNTS = ("", " k", " M", " G", " T")
 STEP = 1000
 FIGURES_BELOW = 10
 MINUTE, HOUR, DAY = 60, 3600, 86_400
+SPAN_SHORT = 10
 
 
 def amount(size: float) -> str:
@@ -32,6 +33,11 @@ def duration(seconds: float) -> str:
     if seconds < DAY:
         return f"{seconds // HOUR:.0f} h {seconds % HOUR // MINUTE:.0f} min"
     return f"{seconds // DAY:.0f} d {seconds % DAY // HOUR:.0f} h"
+
+
+def span(seconds: float) -> str:
+    """The same, but with two figures below ten seconds: `0.013 s`, `2.5 s`, `45 s`."""
+    return f"{seconds:.2g} s" if seconds < SPAN_SHORT else duration(seconds)
 
 
 def _largest(value: float, units: Sequence[str]) -> tuple[str, str]:

@@ -38,7 +38,7 @@ from coordinator.commands.planning import (
 )
 from coordinator.commands.run_mistakes import mistakes
 from protos import toml_file
-from protos.amounts import HOUR, amount, duration
+from protos.amounts import HOUR, amount, duration, span
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT, Mistake, has_own_text
 from protos.run_config import RunConfig, config_from_json
@@ -51,7 +51,6 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 UP_MBIT, DOWN_MBIT = (5, 20, 100), (20, 100, 1000)
 """Uplinks and downlinks that people have at home."""
 BYTES_A_MBIT = 125_000
-SECONDS_SHORT = 10
 MICRO_BATCH = 8
 """Samples at a time for the memory that `run check` prints: a peer's own default."""
 
@@ -322,9 +321,9 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
             f"{amount(cost.up_bytes_hour)} up, {amount(cost.down_bytes_hour)} down a peer and hour",
         )
         memory = "not known before the model is built" if cost.memory_bytes is None else amount(cost.memory_bytes)
-        yield f"memory, micro-batch {min(MICRO_BATCH, config.clock.batch_samples)}", memory
+        yield f"memory = full, micro-batch {min(MICRO_BATCH, config.clock.batch_samples)}", memory
         if cost.least_memory_bytes is not None:
-            yield "memory at least", amount(cost.least_memory_bytes)
+            yield "memory = small, at least", amount(cost.least_memory_bytes)
         if facts.host_card_bytes is not None and facts.host_main_bytes is not None:
             card, main = amount(facts.host_card_bytes), amount(facts.host_main_bytes)
             yield "or with memory = host", f"{card} of a card, {main} of main memory"
@@ -350,4 +349,4 @@ def _rates(rates: tuple[int, ...]) -> str:
 
 
 def _times(seconds: dict[str, float]) -> str:
-    return ", ".join(f"{value:.2g} s" if value < SECONDS_SHORT else duration(value) for value in seconds.values())
+    return ", ".join(map(span, seconds.values()))

@@ -161,10 +161,10 @@ def without_effect(config: RunConfig, settings: PeerSettings) -> str:
 
 
 def why(memory: Memory, settings: PeerSettings) -> str:
-    """Why a peer has this mode of memory; empty if it is the fastest one, and nobody asked for it."""
-    if memory == settings.memory:
-        return "you set it"
-    return "" if memory == "full" else "no faster one fits"
+    """Why a peer has this mode of memory; empty if its owner set another one, which changes nothing in this run."""
+    if settings.memory == "auto":
+        return "the fastest" if memory == "full" else "no faster one fits"
+    return "as set" if memory == settings.memory else ""
 
 
 def fitted(
@@ -184,27 +184,18 @@ def fitted(
     model = counted(config, settings, trains=trains, ranks=ranks)
     if model is None:
         return None
-    before = ""
     for memory in (memories := memories_of(config, settings, device, ranks=ranks, size=model.size)):
         need = replace(model.need(config, trains=trains, ranks=ranks, memory=memory), stores=stores)
-        found = _verdict(need, config, settings, folder, device, memory, before)
+        found = _verdict(need, config, settings, folder, device, memory)
         if not found.refused or memory == memories[-1]:
             break
-        before = memory
     return found
 
 
 def _verdict(
-    need: Need,
-    config: RunConfig,
-    settings: PeerSettings,
-    folder: Path,
-    device: torch.device,
-    memory: Memory,
-    before: str,
+    need: Need, config: RunConfig, settings: PeerSettings, folder: Path, device: torch.device, memory: Memory
 ) -> Fitted:
-    """`before`: what was tried, and did not fit."""
-    size, why = needs.fit(
+    size, told = needs.fit(
         need,
         room_of(device, settings.gpu_memory),
         str(device),
@@ -215,17 +206,17 @@ def _verdict(
     main = main_memory()
     if size and main is not None:
         built, reason = needs.building(need, main, size)
-        size, why = (size, f"{why}, {reason}" if need.host else why) if built else (0, reason)
-    if size and memory != "full":
-        why += f", memory {memory} ({f'{before} does not fit' if before else 'you set it'})"
+        size, told = (size, f"{told}, {reason}" if need.host else told) if built else (0, reason)
+    if size:
+        told += f", memory {memory}" + (f" ({reason})" if (reason := why(memory, settings)) else "")
         if (whole := needs.whole_gradients(config.optimizer, checks=config.trust.enabled)) and need.small:
-            why += f", but with whole gradients: {whole}"
+            told += f", but with whole gradients: {whole}"
     if not size and settings.memory == "full" and config.optimizer.beta2:
-        why += ", or set memory to auto"
+        told += ", or set memory to auto"
     if size and (idle := without_effect(config, settings)):
-        why += f", but {idle}"
+        told += f", but {idle}"
     there, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home))
-    return Fitted(size, why, there, disk, memory)
+    return Fitted(size, told, there, disk, memory)
 
 
 def check(

@@ -6,6 +6,7 @@ because the state is tensors by name. The replay stops at the first step that do
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,8 @@ from node.archive.confirmed import Confirmed
 from node.archive.files import Genesis, Segment
 from node.optim.digest import part_of, state_digest
 from node.snapshot.elsewhere import is_start
-from node.snapshot.pieces import SnapshotManifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
+from node.snapshot.image import Image
+from node.snapshot.pieces import SnapshotManifest, check_piece, load, open_manifest
 from node.training.optimizers import optimizer_of
 from node.training.replica import BASE_PREFIX
 from node.wire.codec import Update
@@ -154,12 +156,13 @@ class Replay:
     def _begin(self, segment: Segment, manifest: SnapshotManifest) -> None:
         self.step = segment.step
         try:
-            data = segment.path(files.STATE).read_bytes()
-            for number, piece in enumerate(iterate_pieces(data, manifest.piece_bytes)):
-                if number == len(manifest.piece_hashes):
+            path = segment.path(files.STATE)
+            with path.open("rb") as file:
+                for number, _ in enumerate(manifest.piece_hashes):
+                    check_piece(manifest, number, file.read(manifest.piece_bytes))
+                if file.read(1):
                     raise Refusal(Reason.OUT_OF_RANGE, "more bytes than the manifest says")
-                check_piece(manifest, number, piece)
-            load(data, self.state)
+            load(path, self.state)
         except (Refusal, OSError) as error:
             raise BadStepError(segment.step, f"the archived state: {error}") from error
         self.began = self.digest
@@ -182,14 +185,10 @@ class Replay:
 
     def _root(self, like: SnapshotManifest, head: bytes) -> bytes:
         """The root that a snapshot of the present state has. `head`: the hash of the newest entry."""
-        return describe(
-            pack(self.state),
-            run_id=like.run_id,
-            step=self.step,
-            entry_hash=head,
-            layout_digest=self.genesis.layout.digest(),
-            piece_bytes=like.piece_bytes,
-        ).root
+        image = Image(self.state, live=False)
+        hashes = tuple(hashlib.sha256(piece).digest() for piece in image.pieces(like.piece_bytes))
+        of = self.step, head, self.genesis.layout.digest(), image.total_bytes, like.piece_bytes, hashes
+        return SnapshotManifest(like.run_id, *of).root
 
     def _segment(self, segment: Segment, chain: Chain) -> Iterator[Replayed]:
         payloads = _payloads_of(segment)

@@ -136,6 +136,8 @@ class Download:
 
     size: int
     seconds: float
+    of: int
+    """Bytes of the whole snapshot, which a joiner pulls."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from node.control.words import things
 from node.doctor.doctor_facts import Fault, Found, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Severity, texts, unknown, wrong_clock
 from protos.address import Scope, scope_of, usable
-from protos.amounts import amount
+from protos.amounts import amount, span
 
 # What a peer will contribute to a run, and what it costs its line: an estimate from the run's facts. Pure.
 
@@ -210,6 +210,7 @@ def download(found: Found) -> Line:
         return unknown("download", found.download)
     rate = found.download.size / max(found.download.seconds, 1e-6)
     text = f"{amount(rate)} a second ({amount(found.download.size)} of a snapshot in {found.download.seconds:.1f} s)"
+    text += f"; to join takes {amount(found.download.of)}, about {span(found.download.of / rate)}"
     if rate < DOWN_BYTES_A_SECOND_MIN:
         return Line("download", Severity.WARNING, text, "Use a cable instead of wireless, or another connection.")
     return Line("download", Severity.OK, text)
@@ -221,6 +222,9 @@ def upload(found: Found) -> Line:
         return unknown("upload", found.upload)
     rate, told = found.upload.size / max(found.upload.seconds, 1e-6), predicted(found)
     text = f"{amount(rate)} a second ({amount(found.upload.size)} of test bytes in {found.upload.seconds:.1f} s)"
+    if told is not None:
+        votes = told.up_bytes_an_hour / SECONDS_AN_HOUR * told.step_seconds
+        text += f"; a step's votes take about {span(votes / rate)}"
     if told is not None and rate < told.up_bytes_an_hour / SECONDS_AN_HOUR:
         return Line("upload", Severity.WARNING, f"{text}; the votes need more at the run's pace", SMALLER_VOTES)
     return Line("upload", Severity.OK, text)

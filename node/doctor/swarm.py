@@ -246,7 +246,7 @@ async def _pieces(fetcher: BlobFetcher, snapshot: Snapshot, holders: Sequence[by
         async with asyncio.timeout(DOWNLOAD_SECONDS_MAX):
             more, took = await _piece(fetcher, manifest, index, holders)
         pulled, seconds, spent = pulled + more, seconds + took, spent + more
-    return Download(pulled, seconds)
+    return Download(pulled, seconds, manifest.total_bytes)
 
 
 async def _piece(

@@ -114,9 +114,9 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
 def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The state of a module, each tensor in memory of its own, and the names of tied tensors by the name that holds them.
 
-    Buffers may be parts of one table, or one number seen many times; a file of safetensors takes neither.
+    Buffers may be parts of one table, or one number seen many times; a file of safetensors takes neither, so these are copied.
     """
-    tensors, twins, known = dict[str, Tensor](), dict[str, str](), dict[object, str]()
+    tensors, twins, known, used = dict[str, Tensor](), dict[str, str](), dict[object, str](), set[object]()
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{name!r} in its state is a {type(value).__name__}, and a model file holds tensors alone")
@@ -124,7 +124,9 @@ def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         place = memory, value.storage_offset(), value.shape, value.stride(), value.dtype
         first = known.setdefault(place, name)
         if first == name:
-            tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)
+            own = value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes() and memory not in used
+            tensors[name] = value.detach() if own else value.detach().clone(memory_format=torch.contiguous_format)
+            used.add(memory)
         else:
             twins[name] = first
     return tensors, twins

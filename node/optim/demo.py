@@ -35,6 +35,7 @@ from node.optim.votes.payload import Format, Selection
 from node.optim.votes.places import Draw
 from node.optim.votes.values import GRIDS
 from node.optim.voting import Nesterov, ParameterState, Voting, by_parameter, check_state, private_state
+from node.optim.zeros import zeros
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class DeMo(Voting):
         self._device = self.parameters[0].device
         kept = torch.bfloat16 if config.momentum_type == "bf16" else torch.float32
         shape = self.layout.chunks, CHUNK_SIDE, CHUNK_SIDE
-        self._momentum = torch.zeros(shape, dtype=kept, device=self._device)
+        self._momentum = zeros(shape, kept, self._device)
         self._transform = config.made_transform()
         self._base = Base(config.base, self.layout, self._device)
         choice = wanted()

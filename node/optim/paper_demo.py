@@ -54,6 +54,7 @@ from node.optim.step import (
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.topk import SIZES
 from node.optim.voting import ParameterState, check_state, private_state
+from node.optim.zeros import zeros
 from protos.optimizer_defaults import PAPER_SETS
 
 UNIT_BITS = 24
@@ -176,10 +177,8 @@ class PaperDeMo:
         self._laid_out = LaidOut(named)
         self.form = PaperForm.of(named, config.chunk)
         self._device = self.parameters[0].device
-        self._momentum = [
-            torch.zeros(cut.chunks, cut.high, cut.wide, dtype=torch.float32, device=self._device)
-            for cut in self.form.cuts
-        ]
+        shapes_of_cuts = [(cut.chunks, cut.high, cut.wide) for cut in self.form.cuts]
+        self._momentum = [zeros(shape, torch.float32, self._device) for shape in shapes_of_cuts]
         self._pending: tuple[int, bytes] | None = None
 
     @property

@@ -121,11 +121,12 @@ class Trainer:
     def enter(self, bootstrap: Sequence[str]) -> None:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
-        about = JoinFacts(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
+        about = JoinFacts(replica.layout_digest, replica.demo.layout.parameters, self.summary.seen, self.is_anchor)
         welcome = self.swarm.join(about, bootstrap, self.patience_seconds)
         self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
-        self.keeper.take_up()
+        if not self.is_anchor:
+            self.keeper.take_up()
         self.activity = move(self.activity, Activity.FOLLOWING)
         self.follow()
 
@@ -352,7 +353,7 @@ class Trainer:
             self.keeper.flush()  # the run is over, so no other peer waits for this one
         elif step % clock.snapshot_every == 0 and recent:
             self.keeper.snapshot(kept=self.is_anchor or public_key_of(self.summary.id) in drawn(signed))
-        if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0 and recent:
+        if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0 and recent and not self.is_anchor:
             self.keeper.private()
 
     def _stored(self, manifest: SnapshotManifest, kept: bool) -> None:
@@ -361,11 +362,12 @@ class Trainer:
         self.swarm.stored(manifest.step, root, manifest.total_bytes, kept)
 
     def finish(self) -> None:
-        """Write the waiting snapshots, and the momentum; at the end of the run, finish the evaluation of its last state."""
+        """Write the waiting snapshots, and the momentum but of an anchor; at the end of the run, finish its evaluation."""
         self.keeper.flush()
         if self.evaluator is not None and self.last.finished:
             self.evaluator.finish()
-        self.replica.save_private(self.private_path)
+        if not self.is_anchor:
+            self.replica.save_private(self.private_path)
         self.reached.settle()  # last: it fails if the swarm is gone
 
     def _resync(self, event: Resync) -> None:

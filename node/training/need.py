@@ -37,8 +37,9 @@ IN_MAIN: Final[tuple[Memory, ...]] = ("host", "stream")
 BLOCKS_THERE: Final = 2
 """With `stream`: the block that computes, and the next one."""
 HEAP_BYTES_A_PARAMETER: Final = 0.5
-"""With all but `memory = full`, in main memory: what the C library keeps between tensors (`python -m tests.bench size`, ADR
-30). With sums over micro-batches, as much again as half of these."""
+"""In main memory: what the C library keeps between tensors (`python -m tests.bench size`, ADR 30)."""
+HOLES_BYTES_A_PARAMETER: Final = 1
+"""The same, where a step has several micro-batches: each makes its gradients beside the sums of those before."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Need:
     """The most samples of a step, which one peer may have alone."""
     heap: int = 0
     """Main memory that lies between the parts, where the device computes in it."""
+    holes: int = 0
+    """As much more, where a step has several micro-batches."""
     checks: int = 0
     """Main memory for two transformed gradients, by which the peer checks votes (node/training/vote_checks.py)."""
     small: bool = False
@@ -72,6 +75,8 @@ class Need:
     --device cuda`)."""
     host: int = 0
     """With `memory = host` or `stream`: main memory for what is else in `state`."""
+    idle: int = 0
+    """What of `state` nobody writes, the momentum of an anchor or an export: in main memory it takes no room."""
     stores: bool = True
     """False: the peer loads one snapshot, and stores no others (an export)."""
 
@@ -96,14 +101,14 @@ class Need:
         """With what lies in the main memory counted, if the device computes there."""
         if device.startswith("cuda"):
             return replace(self, gradients=0) if self.host else replace(self, state=self.state + self.casts)
-        beside = self.copies + self.heap + self.checks + self.host
-        return replace(self, state=self.state + beside, gradients=self.gradients * 3 // 2)
+        beside = self.copies + self.heap + self.checks + self.host - self.idle
+        return replace(self, state=self.state + beside, gradients=self.gradients + self.holes)
 
     def main(self, micro_batch: int) -> int:
         """Main memory beside a card, for a micro-batch of so many samples."""
-        # no backward pass leaves pieces between the sums
+        # no backward pass leaves holes between the sums
         sums = self.gradients * 5 // 4 if micro_batch < self.samples else 0
-        return self.copies + self.checks + (self.host + self.heap + sums if self.host else 0)
+        return self.copies + self.checks + (self.host + self.heap + sums - self.idle if self.host else 0)
 
     def memory(self, micro_batch: int) -> int:
         """For a micro-batch of so many samples."""
@@ -146,10 +151,12 @@ def need_of(
         host, short = state, (size.model_bytes - one) + BYTES_A_SHORT * weights
         state = short + 2 * BYTES_A_SHORT * size.largest if trains else 0
     return Need(
-        size.parameters, size.model_bytes, -(-state // ranks), sample, base, private, host=host,
+        size.parameters, size.model_bytes, -(-state // ranks), sample, base, private if trains else 0, host=host,
+        idle=0 if trains or ranks > 1 else private,
         gradients=BYTES_A_SHORT * size.parameters if joins and trains else 0, samples=samples, small=small,
         casts=BYTES_A_SHORT * size.parameters // ranks if casts and memory not in IN_MAIN and trains else 0,
-        heap=int(HEAP_BYTES_A_PARAMETER * size.parameters) if small else 0, checks=2 * one if checks and trains else 0,
+        heap=int(HEAP_BYTES_A_PARAMETER * size.parameters), checks=2 * one if checks and trains else 0,
+        holes=HOLES_BYTES_A_PARAMETER * size.parameters if trains else 0,
     )  # fmt: skip
 
 

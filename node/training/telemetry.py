@@ -165,6 +165,11 @@ class Summary:
     finished: bool = False
     """Whether the run is finished, and not only this peer's part in it."""
 
+    @property
+    def seen(self) -> str:
+        """What others read: the device, and a mode of memory that is not the fastest one."""
+        return self.device if self.memory == "full" else f"{self.device}, memory {self.memory} ({self.memory_why})"
+
     def copy_counters(self, counters: Counters) -> None:
         """Copy the network side's figures."""
         self.payload_bytes_sent = counters.payload_bytes_sent

@@ -5,11 +5,12 @@ Each subcommand is a module of this package with `arguments(parser)` and `measur
 
 import argparse
 import json
+import os
 from importlib import import_module
 
 OF_THE_STEP = ("optimizer", "codec", "plain", "step_checks")
 OF_LEARNING = ("convergence", "adversaries", "shares", "real", "race")
-OF_A_SWARM = ("swarm", "restart", "loop", "size", "coordinator", "traffic", "flat", "reach", "web")
+OF_A_SWARM = ("swarm", "restart", "loop", "size", "copies", "coordinator", "traffic", "flat", "reach", "web")
 SUBCOMMANDS = (*OF_THE_STEP, *OF_LEARNING, *OF_A_SWARM)
 
 
@@ -22,6 +23,7 @@ def main() -> None:
         command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
         module.arguments(command)
     options = parser.parse_args()
+    os.environ.setdefault("SWARMENTUM_TEST_COPIES", "none")  # a copy has the memory of what others import, too
     result = modules[options.command].measure(options)
     if options.json:
         print(json.dumps(result))

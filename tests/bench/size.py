@@ -33,6 +33,7 @@ LOOK_SECONDS: Final = 0.02
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--params", type=int, nargs="+", default=[25_000_000], help="sizes, about (default 25 million)")
     parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES), help="`memory` of both peers")
+    parser.add_argument("--micro-batch", type=int, default=8, help="of both peers, at most a step's 4 (default 8)")
     parser.add_argument("--every", type=int, default=8, help="steps from one snapshot to the next (default 8)")
     parser.add_argument(
         "--device", default="cpu", help="of both peers, such as cuda:0: the peak is the card's (default cpu)"
@@ -41,6 +42,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    for mode in options.modes:  # the first peer of a machine compiles the kernels, which takes memory, and keeps them
+        _peak(mode, TINY_MODEL, options)
     empty = {mode: _peak(mode, TINY_MODEL, options)["peak_bytes"] for mode in options.modes}
     rows = [_row(count, mode, empty[mode], options) for count in options.params for mode in options.modes]
     return {"rows": rows, "empty_bytes": empty, "cores": os.cpu_count()}
@@ -50,7 +53,8 @@ def _row(count: int, mode: str, empty: int, options: argparse.Namespace) -> dict
     model, parameters = loop.model_of(count)
     found = _peak(mode, model, options)
     above = (found["peak_bytes"] - empty) / parameters
-    planned = planned_bytes(mode, found.pop("run_toml"), options.device) / parameters
+    text = found.pop("run_toml")
+    planned = planned_bytes(mode, text, options.device, options.micro_batch) / parameters
     return {
         "params": parameters,
         "mode": mode,
@@ -61,10 +65,11 @@ def _row(count: int, mode: str, empty: int, options: argparse.Namespace) -> dict
     }
 
 
-def planned_bytes(mode: str, run_toml: str, device: str) -> float:
+def planned_bytes(mode: str, run_toml: str, device: str, micro_batch: int = 8) -> float:
     """Bytes that the planner counts for a peer on a device: of a CPU, with copies for the disk."""
     config = RunConfig.model_validate(tomllib.loads(run_toml))
-    settings = PeerSettings.model_construct(**{**PeerSettings.model_construct().model_dump(), "memory": mode})
+    own = {"memory": mode, "micro_batch": micro_batch}
+    settings = PeerSettings.model_construct(**{**PeerSettings.model_construct().model_dump(), **own})
     model = fit.counted(config, settings)
     assert model is not None, "a Llama can be counted"
     need = model.need(config, memory=fit.memories_of(config, settings, torch.device(device))[0]).on(device)
@@ -74,11 +79,12 @@ def planned_bytes(mode: str, run_toml: str, device: str) -> float:
 def _peak(mode: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
     """The larger peak of two peers that made some steps, snapshots and saved momenta; median seconds of a plain step."""
     card = Card(options.device) if options.device.startswith("cuda") else None
+    own = {"MEMORY": mode, "DEVICE": options.device, "MICRO_BATCH": str(options.micro_batch)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with LocalSwarm(folder, loop.run_toml(model, loop.text_in(folder), options.every, len(loop.PEERS))) as swarm:
             for peer in loop.PEERS:
-                swarm.join(peer, environment={"SWARMENTUM_MEMORY": mode, "SWARMENTUM_DEVICE": options.device})
+                swarm.join(peer, environment={f"SWARMENTUM_{name}": value for name, value in own.items()})
             last = options.every * (options.snapshots + 1) - 1  # the momentum after the last snapshot is saved
             for peer in loop.PEERS:
                 swarm.wait_step(peer, last, WAIT_SECONDS_MAX)

@@ -11,8 +11,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import sysconfig
 import threading
 import time
@@ -25,6 +23,7 @@ import psutil
 from tokenizers import ByteLevelBPETokenizer
 
 import swarmentum
+from tests.bench.copies import peak_of
 from tests.system.local_swarm import wait_for
 
 VOCABULARY, LAYERS, WIDTH = 128_256, 16, 2048
@@ -85,12 +84,10 @@ class Story:
         print(json.dumps(facts), flush=True)
 
 
-def command(*words: str) -> None:
-    line = [sys.executable, "-m", "node", *words]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
-    if done.returncode:
-        raise AssertionError(f"{' '.join(words)}: {done.stdout[-2000:]} {done.stderr[-3000:]}")
-    print(json.dumps({"command": words[0], "said": done.stdout.strip()[-500:]}), flush=True)
+def command(folder: Path, *words: str) -> None:
+    peak = peak_of(words, log := folder / f"{words[0]}.log", WAIT_SECONDS)
+    facts = {"command": words[0], "peak_gb": round(peak / 1e9, 2), "said": log.read_text().strip()[-500:]}
+    print(json.dumps(facts), flush=True)
 
 
 def main() -> None:
@@ -129,7 +126,7 @@ def main() -> None:
         assert "mirror: bytes came from there" in log, log[-3000:]
         assert "Traceback" not in log
         with story.part("export"):
-            command("export", swarm.link, str(folder / "model"), "--yes", "--home", str(folder / "export"))
+            command(folder, "export", swarm.link, str(folder / "model"), "--yes", "--home", str(folder / "export"))
     began = time.monotonic()
     verdict = swarmentum.verify(folder / "swarm" / "anchor")  # it was there from the first step on
     assert verdict.ok, verdict

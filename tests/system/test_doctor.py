@@ -85,6 +85,8 @@ def test_a_machine_and_a_run_that_goes_on(swarm: LocalSwarm, tmp_path: Path) -> 
         assert found[name]["verdict"] == "ok", found[name]
     assert "open, step " in found["run"]["text"]
     assert "1 peer ready" in found["run"]["text"]
+    assert found["model"]["text"].endswith(", memory full (the fastest)")
+    assert "; to join takes " in found["download"]["text"]
     for name, what in (("download", " of a snapshot in "), ("upload", " of test bytes in ")):
         assert what in found[name]["text"], found[name]
         assert found[name]["verdict"] in ("ok", "warning"), "a machine that stands still for a moment has a slow line"

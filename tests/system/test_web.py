@@ -62,7 +62,8 @@ class PageSwarm(LocalSwarm):
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageSwarm]:
     folder = tmp_path_factory.mktemp("page")
     with PageSwarm(folder, RUN) as swarm:
-        peers = [swarm.join(name, "--owner", OWNER) for name in ("ada", "bob")]
+        modes: dict[str, dict[str, str]] = {"ada": {}, "bob": {"SWARMENTUM_MEMORY": "small"}}
+        peers = [swarm.join(name, "--owner", OWNER, environment=mode) for name, mode in modes.items()]
         for peer in peers:
             assert peer.finish(500)[0] == 0
         yield swarm
@@ -70,6 +71,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageSwarm]:
 
 
 OWNER = "Ada <b>[/x]</b>"
+DEVICES = {"cpu", "cpu, memory small (as set)"}
 
 
 def apart(work: Coroutine[Any, Any, T]) -> T:
@@ -121,6 +123,7 @@ def test_the_api_says_what_the_log_says(swarm: PageSwarm, log: list[SignedEntry]
     assert facts["tokens"] == sum(c.tokens for c in counted)
     assert facts["payload_bytes"] == sum(c.payload_bytes for c in counted)
     assert facts["loss"] == pytest.approx(loss_of(log[-1].entry.contributions), rel=1e-6)
+    assert {it["device"] for it in facts["peers"]} == DEVICES
     told = asked(f"{one}/ledger")
     assert told["identities"] == found.values()["identities"]
     assert told["owners"] == found.values()["owners"]
@@ -145,6 +148,7 @@ def test_the_browser_verifies_the_log_and_shows_its_numbers(
         assert same_ledger(page, ledger(swarm.invite.run_id, log))
         assert page.locator("#ledger tbody td:nth-child(2)").all_inner_texts() == [OWNER] * 2
         assert page.locator("#owners tbody td:nth-child(1)").all_inner_texts() == [OWNER]
+        assert set(page.locator("#peers tbody td:nth-child(6)").all_inner_texts()) == DEVICES
         facts = asked(one)
         held = {it["step"]: f"{it['loss']:.4f}" for it in facts["held_out"]}
         last = facts["held_out"][-1]

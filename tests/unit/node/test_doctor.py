@@ -42,7 +42,16 @@ ROUTER = Reach(
 PEER = "12D3KooWGRUbpBkUqRCYhqHTzQvMoUbWeRPHDbYJoCrxRFLwmZwv"
 SEAT = Seat(8, "85 M parameters, 1.4 GB of 12 GB", True, "1 GB of 50 GB", 7_000, 10.0, "8 micro-batches")
 FOUND = Found(
-    "tiny", "host:7700", 20.0, OTHERS, "nothing", PEER, SEAT, ROUTER, Download(4 << 20, 2.0), Upload(1 << 20, 2.0)
+    "tiny",
+    "host:7700",
+    20.0,
+    OTHERS,
+    "nothing",
+    PEER,
+    SEAT,
+    ROUTER,
+    Download(4 << 20, 2.0, 84 << 20),
+    Upload(1 << 20, 2.0),
 )
 
 
@@ -216,7 +225,7 @@ def test_each_no_of_the_run_is_a_problem() -> None:
 def test_what_passes_is_not_measured_and_no_problem() -> None:
     line = run_lines.admission(Fault("the coordinator is busy"))
     assert line.verdict is Severity.UNKNOWN
-    slow = run_lines.download(replace(FOUND, download=Download(1 << 20, 10.0)))
+    slow = run_lines.download(replace(FOUND, download=Download(1 << 20, 10.0, 1 << 20)))
     assert slow.verdict is Severity.WARNING
     assert run_lines.coordinator(replace(FOUND, round_trip_ms=900.0)).verdict is Severity.WARNING
 
@@ -231,10 +240,12 @@ def test_a_full_run_is_no_problem_because_join_waits_in_line() -> None:
 
 def test_the_upload_is_held_against_what_the_votes_need() -> None:
     enough = run_lines.upload(FOUND)
-    assert (enough.verdict, enough.text) == (Severity.OK, "524 kB a second (1.0 MB of test bytes in 2.0 s)")
+    text = "524 kB a second (1.0 MB of test bytes in 2.0 s); a step's votes take about 0.053 s"
+    assert (enough.verdict, enough.text) == (Severity.OK, text), "7 kB to each of four others"
+    assert run_lines.download(FOUND).text.endswith("; to join takes 88 MB, about 42 s")
     slow = run_lines.upload(replace(FOUND, upload=Upload(20_000, 2.0)))  # votes: 7 kB to four others every two seconds
     assert slow.verdict is Severity.WARNING
-    assert slow.text.endswith("the votes need more at the run's pace")
+    assert slow.text.endswith("take about 2.8 s; the votes need more at the run's pace")
     assert "unless vote_size is a number or off" in slow.todo
     assert run_lines.upload(replace(FOUND, upload=Fault("nobody takes any"))).verdict is Severity.UNKNOWN
 

@@ -46,14 +46,14 @@ def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
 ) -> None:
     whole, small = bytes_of("full"), bytes_of("small")
     model = fit.counted(CONFIG, PeerSettings())
-    # second moment, half the momentum, the copies, gradients but sums and the largest, heap
-    assert whole - small == (4 + 2 + 12 + 4 - 3 - 0.5) * model.size.parameters - 4 * model.size.largest
+    # second moment, half the momentum, the copies, gradients and holes but sums and the largest
+    assert whole - small == (4 + 2 + 12 + 4 + 1 - 3) * model.size.parameters - 4 * model.size.largest
     machine(monkeypatch, whole)
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "full")
     machine(monkeypatch, small)
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "small")
     found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, CPU)
-    assert found.why.endswith(", memory small (full does not fit)")
+    assert found.why.endswith(", memory small (no faster one fits)")
     machine(monkeypatch, small - 1)
     with pytest.raises(OperatorError, match="does not fit"):
         fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)
@@ -62,9 +62,9 @@ def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
 def test_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 100 * bytes_of("full"))
     assert fit.check(CONFIG, settings(tmp_path, memory="small"), tmp_path, CPU)[1] == "small"
-    assert fit.why("small", settings(tmp_path, memory="small")) == "you set it"
+    assert fit.why("small", settings(tmp_path, memory="small")) == "as set"
     assert fit.why("small", settings(tmp_path)) == "no faster one fits"
-    assert fit.why("full", settings(tmp_path)) == ""
+    assert fit.why("full", settings(tmp_path)) == "the fastest"
     assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "full"
     machine(monkeypatch, bytes_of("small"))
     with pytest.raises(OperatorError, match=r"does not fit.*, or set memory to auto"):
@@ -119,7 +119,7 @@ def test_a_card_takes_the_first_that_fits(tmp_path: Path, monkeypatch: pytest.Mo
         device = card(monkeypatch, need.memory(1), plenty)
         assert fit.check(CONFIG, settings(tmp_path), tmp_path, device) == (1, memory)
     found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, device)
-    assert found.why.endswith(" main memory, memory stream (host does not fit)")
+    assert found.why.endswith(" main memory, memory stream (no faster one fits)")
     card(monkeypatch, need.memory(1) - 1, plenty)
     with pytest.raises(OperatorError, match=r"one sample does not fit.*cuda") as refused:
         fit.check(CONFIG, settings(tmp_path), tmp_path, device)

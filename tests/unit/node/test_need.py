@@ -35,7 +35,10 @@ def test_the_state_is_counted_by_the_runs_own_method(settings: dict[str, Any], t
 
 
 def test_an_anchor_needs_no_gradients_and_ranks_share() -> None:
-    assert need_of(SIZE, optimizer(beta2=0), trains=False).state == 4040 + 4000
+    anchor = need_of(SIZE, optimizer(beta2=0), trains=False)
+    assert anchor.state == 4040 + 4000
+    assert anchor.on("cpu").state == 4040 + 4000 + 500, "nobody writes its momentum; the copy of a snapshot is there"
+    assert (anchor.private, anchor.copies, anchor.disk) == (0, 4000, 3 * 4000), "nor saves it"
     assert need_of(SIZE, optimizer(beta2=0), ranks=4).state == 12040 // 4
 
 
@@ -150,13 +153,15 @@ def test_a_peer_that_saves_memory_has_a_short_momentum_one_gradient_and_copies_o
     assert (own.private, own.copies) == (2000, 0)
     assert own.disk == 3 * 4000 + 2 * 2000 + own.snapshot + own.private
     assert whole.disk == 3 * 4000 + 2 * 8000
+    several = need_of(SIZE, optimizer(), samples=8).on("cpu")
+    assert several.memory(7) - several.memory(8) == 1000, "holes between the gradients of several micro-batches"
     assert own.on("cpu").state == own.state + own.heap == own.state + 500
     assert own.on("cuda").state == own.state + own.casts == own.state + 2000, "bf16 copies of the weights"
     assert own.memory(8) == own.state
     assert own.memory(7) == own.state + 2000, "sums over micro-batches"
     assert own.on("cpu").memory(7) == own.state + 500 + 3000, "and what lies between"
     assert small(trains=False).state == 4040 + 2000
-    assert small(trains=False).memory(1) == 4040 + 2000
+    assert small(trains=False).on("cpu").memory(1) == 4040 + 500
     assert need_of(SIZE, optimizer(beta2=0), memory="small") == need_of(SIZE, optimizer(beta2=0))
     assert need_of(SIZE, optimizer(), casts=False).casts == need_of(SIZE, optimizer(), trains=False).casts == 0
 
@@ -212,7 +217,7 @@ def test_without_a_second_moment_the_main_memory_holds_the_whole_state(given: di
 def test_an_anchor_takes_no_memory_of_the_card() -> None:
     anchor = need_of(SIZE, optimizer(), trains=False, memory="host")
     assert anchor.on("cuda").memory(1) == 0
-    assert anchor.main(1) == 4040 + 2000 + 500
+    assert anchor.main(1) == 4040 + 500
 
 
 def test_a_main_memory_that_is_too_small_for_the_state_is_named() -> None:

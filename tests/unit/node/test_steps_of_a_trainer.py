@@ -184,3 +184,19 @@ def test_a_peer_votes_only_after_it_has_followed() -> None:
             with pytest.raises(AssertionError, match=f"{now.value} cannot be {then.value}"):
                 move(now, then)
     assert Activity.VOTING not in MOVES[Activity.LOADING] | MOVES[Activity.PAUSED]
+
+
+def test_an_anchor_neither_loads_nor_saves_a_momentum(tmp_path: Path) -> None:
+    for name, its in (("peer", samples()), ("anchor", None)):
+        (tmp_path / name).mkdir()
+        peer, loaded = trainer(tmp_path / name, Told()), list[bool]()
+        peer.samples = its
+        peer.finish()
+        assert peer.private_path.exists() is (its is not None)
+        welcome = SimpleNamespace(settings=(), head_step=0, snapshots=())
+        peer.swarm.join = lambda *_, told=welcome: told  # type: ignore[assignment, method-assign]
+        peer.recovery = SimpleNamespace(begin=lambda *_: None)  # type: ignore[assignment]
+        peer.keeper = SimpleNamespace(take_up=lambda to=loaded: to.append(True))  # type: ignore[assignment]
+        peer.follow = lambda *_: None  # type: ignore[method-assign]
+        peer.enter([])
+        assert loaded == [True] * (its is not None)

@@ -66,7 +66,7 @@ def test_the_last_line_says_thank_you_with_figures() -> None:
 
 def test_the_mode_of_memory_stands_beside_the_device_and_why() -> None:
     assert words.device(told()).startswith("cpu, 93 % busy, 665 MB")
-    assert words.device(told(memory_why="you set it")).startswith("cpu, 93 % busy, memory full (you set it), 665 MB")
+    assert words.device(told(memory_why="as set")).startswith("cpu, 93 % busy, memory full (as set), 665 MB")
     host = words.device(told(memory="host", memory_why="no faster one fits"))
     assert host.startswith("cpu, 93 % busy, memory host (no faster one fits), 665 MB")
 
