@@ -466,6 +466,7 @@ METHODS: Final[Mapping[str, Method]] = {
     },
     "v2-muon-g128": Method(Votes, {"sizes": (128,), **MUON}, "muon votes"),
     "default": _default(),
+    "default-g16": _default({"sizes": (16,)}),
     "default-small": _default({"second_moment": "factored", "momentum_type": "bf16"}),
     "muon64-g128-i5": _chunkwise(128, 5),
     "muon64-sign-g128": _chunkwise(128, 2, "sign"),
