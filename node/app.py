@@ -18,7 +18,7 @@ from node.admission.consent import MachineRequest, TokenizerSource, place_of, re
 from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
-from node.building import Own, following, own_start, replica_of, vote_size
+from node.building import Own, own_start, replica_of, vote_size
 from node.config import PeerSettings
 from node.control.control_server import ControlServer
 from node.donor.caps import BYTES_A_GB, Kept, allowed
@@ -47,6 +47,7 @@ from node.training.need import IN_MAIN, Memory
 from node.training.replica import Replica
 from node.training.resource_limits import ResourceLimits
 from node.training.telemetry import Spans, Summary
+from node.training.uplink import following
 from protos.console import lock_home
 from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError, RefusedError, StoppedError
@@ -354,7 +355,7 @@ class _Peer:
             micro_batch=micro_batch,
             autocast=autocast(replica.maker.device, "bf16" if self.memory in IN_MAIN else settings.precision),
             anchored=facts.anchored,
-            vote_size=following(config, settings, replica),
+            vote_size=following(config, settings.uplink_part, replica.payload_bytes),
             archive=archive,
             places=SnapshotPlaces(settings.snapshots_kept, settings.mirror, "data" in settings.allow),
             start=start_of(facts.genesis),

@@ -24,10 +24,8 @@ from node.training.host_maker import HostMaker
 from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
 from node.training.replica import Replica
-from node.training.uplink import VoteSize
 from node.wire.codec import Update
 from protos.errors import OperatorError
-from protos.limits import PAYLOADS_GB, PERIODS_KEPT
 from protos.log import SignedEntry
 from protos.optimizer_config import SIZE_KEYS
 from protos.run_config import RunConfig
@@ -192,17 +190,6 @@ def replica_of(
     own, local = demo_config(optimizer, size, run_id, public_key), local_config(optimizer)
     order = Order(spec, config.seed, vocabulary, context, own, local, settings.precision, effort)
     return RanksReplica(run_id, lead, order, optimizer, size, digest_steps)
-
-
-def following(config: RunConfig, settings: PeerSettings, replica: Replica) -> VoteSize | None:
-    """What lets the size of the votes follow the lines, if it may. The votes that joiners need must fit into the room of each
-    peer. Where all peers vote at places that nobody sends, sums are as long as the largest votes: the size only falls."""
-    own, sizes, clock = config.optimizer.vote_size, replica.payload_bytes, config.clock
-    if settings.uplink_part is None or config.optimizer.selection not in SIZE_KEYS:
-        return None
-    room = PAYLOADS_GB * 10**9 / (PERIODS_KEPT * clock.snapshot_every * clock.max_peers)
-    most = max(sizes[own], room if config.optimizer.selection in ("groups", "topk") else 0)
-    return VoteSize({size: count for size, count in sizes.items() if count <= most}, own, settings.uplink_part)
 
 
 def vote_size(config: RunConfig, settings: PeerSettings, log: Any) -> int:

@@ -83,6 +83,8 @@ class Seat:
     samples_per_second: float | None
     """Measured on this device; None: not measured, and `speed` says why."""
     speed: str
+    most_bytes: int = 0
+    """Of the votes of a step, where the lines carry more."""
 
 
 @dataclass(frozen=True)

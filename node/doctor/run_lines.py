@@ -240,12 +240,14 @@ def predicted(found: Found) -> Prediction | None:
 
 def contribution(found: Found) -> Line:
     """The prediction in one line."""
-    told = predicted(found)
-    if told is None:
+    told, own = predicted(found), found.seat
+    if told is None or isinstance(own, Fault):
         return unknown("contribution", Fault("it needs this machine's speed and the run's facts"))
+    more = own.most_bytes / (own.payload_bytes or 1)
     return Line(
         "contribution",
         Severity.OK,
         f"about {told.samples_a_step:.1f} samples a step of {told.step_seconds:.2g} s, {100 * told.share:.0f} % of the swarm, "
-        f"{amount(told.up_bytes_an_hour)} an hour up, {amount(told.down_bytes_an_hour)} an hour down",
+        f"{amount(told.up_bytes_an_hour)} an hour up, {amount(told.down_bytes_an_hour)} an hour down"
+        + (f"; up to {more:.2g} times as much while all lines carry it (vote_size)" if more > 1 else ""),
     )

@@ -24,6 +24,7 @@ from node.model.size import Effort
 from node.model.spec import ModelSpec, build_meta, parameter_count
 from node.training.need import IN_MAIN, Memory
 from node.training.optimizers import form_of
+from node.training.uplink import following
 from protos.cores import usable_cores
 from protos.run_config import RunConfig
 
@@ -115,7 +116,8 @@ def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
                     speed=NOT_COUNTED)  # fmt: skip
     fits = found.micro_batch
     rate, speed = (None, "the model does not fit") if not fits else _speed(config, settings, fits, device, found.memory)
-    return Seat(fits, found.why, found.disk_fits, found.disk, payload_bytes(config, settings), rate, speed)
+    votes, most = payload_bytes(config, settings)
+    return Seat(fits, found.why, found.disk_fits, found.disk, votes, rate, speed, most)
 
 
 def _speed(
@@ -134,7 +136,9 @@ def _speed(
     )
 
 
-def payload_bytes(config: RunConfig, settings: PeerSettings) -> int:
-    """Bytes of this peer's votes of one step, at its own size or the run's."""
+def payload_bytes(config: RunConfig, settings: PeerSettings) -> tuple[int, int]:
+    """Bytes of this peer's votes of one step, at its own size or the run's, and at the largest that it may take by itself."""
     layout, form = form_of(build_meta(spec_of(config)), config.optimizer)
-    return form.body_bytes(layout.chunks, config.optimizer.size_of(settings.own_size))
+    sizes = {size: form.body_bytes(layout.chunks, size) for size in form.sizes}
+    own, follows = sizes[config.optimizer.size_of(settings.own_size)], following(config, settings.uplink_part, sizes)
+    return own, own if follows is None else follows.most_bytes

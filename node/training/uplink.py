@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 from node.blobs.blobs import Took
+from protos.limits import PAYLOADS_GB, PERIODS_KEPT
+from protos.optimizer_config import SIZE_KEYS
+from protos.run_config import RunConfig
 
 REPORTS_KEPT = 5
 """How many arrivals and computations a median is over."""
@@ -40,6 +43,11 @@ class VoteSize:
         self._sent: dict[bytes, int] = {}
         self._arrivals: deque[Took] = deque(maxlen=REPORTS_KEPT)
         self._computed: deque[float] = deque(maxlen=REPORTS_KEPT)
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest payload that it may choose."""
+        return self._bytes[self._order[-1]]
 
     def sent(self, sha256: bytes, size: int) -> None:
         """This peer has published a payload of `size`, without a report so far. The oldest payloads are forgotten."""
@@ -90,3 +98,15 @@ class VoteSize:
     def _move(self, place: int) -> None:
         self.size = self._order[place]
         self._arrivals.clear()
+
+
+def following(config: RunConfig, budget: float | None, payload_bytes: Mapping[int, int]) -> VoteSize | None:
+    """What lets the size of the votes follow the lines, if it may. The votes that joiners need must fit into the room of each
+    peer. Where all peers vote at places that nobody sends, sums are as long as the largest votes: the size only falls."""
+    optimizer, clock = config.optimizer, config.clock
+    if budget is None or optimizer.selection not in SIZE_KEYS:
+        return None
+    room = PAYLOADS_GB * 10**9 / (PERIODS_KEPT * clock.snapshot_every * clock.max_peers)
+    most = max(payload_bytes[optimizer.vote_size], room if optimizer.selection in ("groups", "topk") else 0)
+    sizes = {size: count for size, count in payload_bytes.items() if count <= most}
+    return VoteSize(sizes, optimizer.vote_size, budget)

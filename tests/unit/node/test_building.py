@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from node.building import Own, following, own_start
-from node.config import PeerSettings
+from node.building import Own, own_start
 from node.model.spec import ModelError, ModelSpec
 from node.optim.layout import Layout
 from node.training.handover import Handover
@@ -53,26 +52,6 @@ def test_the_first_state_is_the_runs_or_an_agreed_one() -> None:
         OperatorError, match=r"no agreed state yet, and its first one comes from the code 'tests\.system"
     ):
         own_start(spec, run, 256, begun=False, allow_code=False)
-
-
-@pytest.mark.parametrize(
-    ("selection", "offered"),
-    [("groups", [128, 64, 32, 16]), ("topk", [4, 8, 16, 32, 64, 128]), ("random", [1024, 512, 256, 128, 64, 32, 16])],
-)
-def test_votes_follow_the_lines_to_five_times_the_bytes_but_no_higher_at_shared_places(
-    selection: str, offered: list[int]
-) -> None:
-    run = config(optimizer={"selection": selection})
-    replica = own().replica(None, run, run.optimizer.vote_size, RUN, bytes(32), b"")
-    size = following(run, PeerSettings(), replica)
-    assert size is not None
-    assert size._order == offered
-    assert size.size == run.optimizer.vote_size
-    assert following(run, PeerSettings(vote_size="off"), replica) is None
-    full = config(optimizer={"selection": selection}, clock={"snapshot_every": 10**6, "max_peers": 2048})
-    kept = following(full, PeerSettings(), replica)
-    assert kept is not None
-    assert kept._order[-1] == run.optimizer.vote_size, "joiners would find that votes are gone"
 
 
 def test_a_program_that_moves_the_model_between_two_steps_is_told() -> None:

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.blobs.blobs import ARRIVAL_REPORTS_MAX, ARRIVALS_MAX, Arrivals, Took
-from node.training.uplink import BYTES_MAX, REPORTS_KEPT, VoteSize
+from node.training.optimizers import demo_config
+from node.training.uplink import BYTES_MAX, REPORTS_KEPT, VoteSize, following
+from protos.run_config import ClockConfig, RunConfig
 
 BYTES = {8: 8000, 16: 5000, 32: 3000, 64: 1750, 128: 1000}
 LATENCY_MS, COMPUTED_MS, BUDGET = 20.0, 1000.0, 0.25
@@ -84,3 +86,24 @@ def test_arrivals_are_bounded_and_one_puller_does_not_decide() -> None:
         arrivals.add(blob.to_bytes(2, "big"), 1)
     assert arrivals.took(b"a") is None
     assert REPORTS_KEPT < ARRIVALS_MAX
+
+
+@pytest.mark.parametrize(
+    ("selection", "offered"),
+    [("groups", [128, 64, 32, 16]), ("topk", [4, 8, 16, 32, 64, 128]), ("random", [1024, 512, 256, 128, 64, 32, 16])],
+)
+def test_votes_take_five_times_the_bytes_if_joiners_have_room_and_places_are_sent(
+    selection: str, offered: list[int]
+) -> None:
+    run = RunConfig.model_validate({"optimizer": {"selection": selection}})
+    form = demo_config(run.optimizer, run.optimizer.vote_size, bytes(32)).form
+    sizes = {size: form.body_bytes(100, size) for size in form.sizes}
+    free = following(run, BUDGET, sizes)
+    assert free is not None
+    assert (free._order, free.size) == (offered, run.optimizer.vote_size)
+    assert free.most_bytes == sizes[offered[-1]]
+    assert following(run, None, sizes) is None
+    full = run.model_copy(update={"clock": ClockConfig(snapshot_every=10**6, max_peers=2048)})
+    kept = following(full, BUDGET, sizes)
+    assert kept is not None
+    assert kept._order[-1] == run.optimizer.vote_size, "joiners would find that votes are gone"
