@@ -19,6 +19,7 @@ from coordinator.clock.state import Phase
 from coordinator.serving import call_limits, gate, served_coordinator
 from coordinator.serving.call_limits import Caller, CallLimits, CallSlot, Lane, Places
 from protos.identity import Identity
+from protos.limits import DEVICE_CHARACTERS_MAX
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from tests.attack.one import BEGINS
@@ -335,7 +336,7 @@ async def test_devices_are_printable_and_bounded(tmp_path: Path) -> None:
         await _join(here, peer, [], "\x1b]0;owned\x07[/x]" + "x" * 100)
         device = here.runtime.run.peers[peer.key].device
         assert device.isprintable()
-        assert len(device) == 64
+        assert len(device) == DEVICE_CHARACTERS_MAX
         assert device.startswith("?]0;owned?[/x]")
 
 
