@@ -26,6 +26,12 @@ ROOM = 0.7
 BYTES_MAX = 5
 """A payload has at most so many times the bytes of the run's own size, as group size 16 has to 128 (8: 0 to 0.9 % better)."""
 
+LATER_MIN = 2
+"""Reports on a payload count when so many later ones are out: those of slow peers come last."""
+
+LATER_MIN = 2
+"""Reports on a payload count when so many later ones are out: those of slow peers come last."""
+
 SENT_MAX = 16
 """Published payloads without a report."""
 
@@ -56,8 +62,9 @@ class VoteSize:
             del self._sent[next(iter(self._sent))]
 
     def heard(self, took_of: Callable[[bytes], Took | None]) -> None:
-        """Take the reports on published payloads: `took_of` says how long each took, None without a report."""
-        for sha256, size in list(self._sent.items()):
+        """Take the reports on published payloads: `took_of` says how long each took, None without a report. The newest
+        `LATER_MIN` wait: what is fast has arrived of them, and what is slow has not."""
+        for sha256, size in list(self._sent.items())[:-LATER_MIN]:
             took = took_of(sha256)
             if took is not None:
                 self.arrived(size, took)

@@ -61,6 +61,18 @@ def test_nothing_changes_without_reports_or_on_old_ones() -> None:
         assert chooser.choose() == 32
 
 
+def test_reports_of_slow_pullers_count_though_fast_ones_are_there_before_them() -> None:
+    """The first reports came before the next votes, and closed the payload: a peer slower than a step was never heard of."""
+    chooser, arrivals = VoteSize(BYTES, 128, BUDGET), Arrivals()
+    for step in range(50):
+        chooser.fit(arrivals.took, COMPUTED_MS)
+        chooser.sent(b"%d" % step, chooser.size)
+        arrivals.add(b"%d" % step, 20)
+        arrivals.add(b"%d" % (step - 1), 2000)
+    assert chooser.size == 128
+    assert [took.slowest for took in chooser._arrivals] == REPORTS_KEPT * [2000]
+
+
 def test_one_slow_step_decides_nothing() -> None:
     chooser = VoteSize(BYTES, 8, BUDGET)
     settle(chooser, 1000.0)
