@@ -53,6 +53,20 @@ def test_one_slow_downlink_keeps_all_votes_at_the_size_of_the_run() -> None:
     assert settle(chooser, 1e6, slowest=100.0)[-1] == 32, "and below the run's size one puller decides nothing"
 
 
+def test_far_away_peers_get_what_the_run_asks_for_where_fewer_bytes_would_not_come_sooner() -> None:
+    """By default the votes of a run with short steps fell to the smallest: 300 ms on the way are 300 ms for each size."""
+    chooser = VoteSize(BYTES, 16, BUDGET)
+    far = Took(300.0, 300.0)
+    sizes = []
+    for _ in range(1000):
+        chooser.arrived(chooser.size, far)
+        chooser.computed(COMPUTED_MS)
+        sizes.append(chooser.choose())
+    assert set(sizes) == {16, 32}
+    assert sizes.count(32) < 100, "it is tried again, rarely"
+    assert settle(chooser, 5.0, steps=300)[-1] == 128, "and later, when bytes decide it, they get fewer"
+
+
 def test_nothing_changes_without_reports_or_on_old_ones() -> None:
     chooser = VoteSize(BYTES, 32, BUDGET)
     for _ in range(20):
