@@ -100,7 +100,11 @@ class VoteSize:
         """The size for the next step."""
         if len(self._arrivals) < REPORTS_KEPT or not self._computed:
             return self.size
-        allowed, place, took = self._budget * median(self._computed), self._order.index(self.size), self._took(self.size)
+        allowed, place, took = (
+            self._budget * median(self._computed),
+            self._order.index(self.size),
+            self._took(self.size),
+        )
         fell_at, self._fell_at, self._rests = self._fell_at, None, max(self._rests - 1, 0)
         if fell_at is not None and took > self._halfway(place) * fell_at:
             self._rests = TRIED_AGAIN
