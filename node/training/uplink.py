@@ -134,13 +134,17 @@ class VoteSize:
         self._arrivals.clear()
 
 
-def following(config: RunConfig, budget: float | None, payload_bytes: Mapping[int, int]) -> VoteSize | None:
+def following(
+    config: RunConfig, budget: float | None, payload_bytes: Mapping[int, int], *, metered: bool
+) -> VoteSize | None:
     """What lets the size of the votes follow the lines, if it may. The votes that joiners need must fit into the room of each
-    peer. Where all peers vote at places that nobody sends, sums are as long as the largest votes: the size only falls."""
+    peer. Where all peers vote at places that nobody sends, sums are as long as the largest votes: the size only falls. So it
+    does if the owner's month is `metered`: the peer would pause sooner."""
     optimizer, clock = config.optimizer, config.clock
     if budget is None or optimizer.selection not in SIZE_KEYS:
         return None
     room = PAYLOADS_GB * 10**9 / (PERIODS_KEPT * clock.snapshot_every * clock.max_peers)
-    most = max(payload_bytes[optimizer.vote_size], room if optimizer.selection in ("groups", "topk") else 0)
+    grows = optimizer.selection in ("groups", "topk") and not metered
+    most = max(payload_bytes[optimizer.vote_size], room if grows else 0)
     sizes = {size: count for size, count in payload_bytes.items() if count <= most}
     return VoteSize(sizes, optimizer.vote_size, budget)

@@ -124,12 +124,15 @@ def test_votes_take_five_times_the_bytes_if_joiners_have_room_and_places_are_sen
     run = RunConfig.model_validate({"optimizer": {"selection": selection}})
     form = demo_config(run.optimizer, run.optimizer.vote_size, bytes(32)).form
     sizes = {size: form.body_bytes(100, size) for size in form.sizes}
-    free = following(run, BUDGET, sizes)
+    free = following(run, BUDGET, sizes, metered=False)
     assert free is not None
     assert (free._order, free.size) == (offered, run.optimizer.vote_size)
     assert free.most_bytes == sizes[offered[-1]]
-    assert following(run, None, sizes) is None
+    assert following(run, None, sizes, metered=False) is None
     full = run.model_copy(update={"clock": ClockConfig(snapshot_every=10**6, max_peers=2048)})
-    kept = following(full, BUDGET, sizes)
+    kept = following(full, BUDGET, sizes, metered=False)
     assert kept is not None
     assert kept._order[-1] == run.optimizer.vote_size, "joiners would find that votes are gone"
+    metered = following(run, BUDGET, sizes, metered=True)
+    assert metered is not None
+    assert metered._order[-1] == run.optimizer.vote_size, "the month's bytes would be gone in a fifth of the time"
