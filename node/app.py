@@ -355,7 +355,9 @@ class _Peer:
             micro_batch=micro_batch,
             autocast=autocast(replica.maker.device, "bf16" if self.memory in IN_MAIN else settings.precision),
             anchored=facts.anchored,
-            vote_size=following(config, settings.uplink_part, replica.payload_bytes),
+            vote_size=following(
+                config, settings.uplink_part, replica.payload_bytes, metered=settings.upload_gb is not None
+            ),
             archive=archive,
             places=SnapshotPlaces(settings.snapshots_kept, settings.mirror, "data" in settings.allow),
             start=start_of(facts.genesis),

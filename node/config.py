@@ -64,8 +64,9 @@ class PeerSettings(LiveSettings):
 
     vote_size: int | str | None = Field(default="25%", title="a whole number from 2 to 2,048, or a part such as 25%")
     """Size of this peer's votes. A part: up to five times the bytes of the run's votes, which learns more per step, while they
-    reach the slowest peer within this part of this peer's time for computing; fewer bytes where the line is slow. `off`: the
-    run's group_size, top_k or one_in, whichever its selection has. A number: this, in their place."""
+    reach the slowest peer within this part of this peer's time for computing; fewer bytes where the line is slow. With
+    upload_gb, never more than the run's. `off`: the run's group_size, top_k or one_in, whichever its selection has. A number:
+    this, in their place."""
 
     data: str | None = None
     """Training text or tokens on this machine, instead of those that the run names."""

@@ -126,13 +126,13 @@ def _meant(
         text = str(now.get("listen", usual_listen))
         return {} if _true(given["quic"]) else {new: text.removesuffix(TCP_ALONE) + TCP_ALONE}
     if new == "vote_size":
-        part = _uplink_part(given)
-        size = next(
-            (value for key, value in reversed(list(given.items())) if key in ("one_in", "top_k", "group_size")), None
-        )
+        sizes = [value for key, value in given.items() if key in ("one_in", "top_k", "group_size")]
+        part, size = _uplink_part(given, sized=bool(sizes)), sizes[-1] if sizes else OFF
+        if given.keys() == {"uplink_budget"} and new in now:
+            return {}
         if part is not None and (later or not str(now.get(new)).endswith("%")):
             return {new: f"{100 * part:g}%"}
-        return {new: size} if size is not None and (later or new not in now) else {}
+        return {new: size} if later or new not in now else {}
     if not later and new in now:
         return {}
     if new == "relay_mbit":
@@ -150,8 +150,9 @@ def _words(key: str, value: Any) -> list[str]:
     return [word] if _true(value) is counts else []
 
 
-def _uplink_part(given: Mapping[str, Any]) -> float | None:
-    text = str(given.get("fit_uplink", OFF)).strip().lower()
+def _uplink_part(given: Mapping[str, Any], *, sized: bool) -> float | None:
+    """None: votes of one size. A budget alone is that of the size that follows by default."""
+    text = str(given.get("fit_uplink", OFF if sized else "true")).strip().lower()
     if text in ("false", "none", OFF):
         return None
     return float(given.get("uplink_budget", UPLINK_PART) if text == "true" else text)

@@ -140,5 +140,6 @@ def payload_bytes(config: RunConfig, settings: PeerSettings) -> tuple[int, int]:
     """Bytes of this peer's votes of one step, at its own size or the run's, and at the largest that it may take by itself."""
     layout, form = form_of(build_meta(spec_of(config)), config.optimizer)
     sizes = {size: form.body_bytes(layout.chunks, size) for size in form.sizes}
-    own, follows = sizes[config.optimizer.size_of(settings.own_size)], following(config, settings.uplink_part, sizes)
+    own = sizes[config.optimizer.size_of(settings.own_size)]
+    follows = following(config, settings.uplink_part, sizes, metered=settings.upload_gb is not None)
     return own, own if follows is None else follows.most_bytes

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from node.optim.dtensor import is_dtensor
-from node.optim.zeros import zeros
+from node.optim.zeros import zeros_like
 
 Kind: TypeAlias = Literal["whole", "factored"]
 MeanSquares: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -63,7 +63,7 @@ class SecondMoment:
         self.beta2, self._compiled = beta2, compiled
         self.counts = [0] * len(parameters)
         """How many gradients each tensor has had."""
-        self.squares = [_zeros_like(local_part(parameter)) for parameter in parameters]
+        self.squares = [zeros_like(local_part(parameter)) for parameter in parameters]
 
     def advance(self, gradients: Sequence[Tensor | None]) -> list[float]:
         """Count one gradient of each tensor that has one, which the caller divides next. Returns `1 - beta2^t` of each."""
@@ -241,11 +241,6 @@ def counts_of(state: dict[str, Any]) -> list[int]:
     if "counts" not in state:
         return [int(state["count"])] * len(state["squares"])
     return [int(count) for count in state["counts"]]
-
-
-def _zeros_like(tensor: Tensor) -> Tensor:
-    plain = type(tensor) is Tensor and tensor.is_contiguous()
-    return zeros(tensor.shape, tensor.dtype, tensor.device) if plain else torch.zeros_like(tensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:

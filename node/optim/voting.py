@@ -17,6 +17,7 @@ from node.optim.layout import Layout
 from node.optim.second_moment import Moment, local_part
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
+from node.optim.zeros import zeros_like
 
 if TYPE_CHECKING:
     from node.optim.demo import DeMoConfig
@@ -37,7 +38,7 @@ class Nesterov:
 
     def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
         self.parameters, self.decay = list(parameters), decay
-        self.momenta = [torch.zeros_like(local_part(parameter)) for parameter in parameters]
+        self.momenta = [zeros_like(local_part(parameter)) for parameter in parameters]
 
     @torch.no_grad()
     def advance(self, scale: float = 1.0) -> None:

@@ -23,3 +23,9 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     memory = np.zeros(size + ALIGNED_BYTES, dtype=np.uint8)
     skip = -memory.ctypes.data % ALIGNED_BYTES
     return torch.from_numpy(memory[skip : skip + size]).view(dtype).view(tuple(shape))
+
+
+def zeros_like(tensor: Tensor) -> Tensor:
+    """The same, in the shape of a tensor, and on its device."""
+    plain = type(tensor) is Tensor and tensor.is_contiguous()
+    return zeros(tensor.shape, tensor.dtype, tensor.device) if plain else torch.zeros_like(tensor)

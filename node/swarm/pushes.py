@@ -20,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from node.blobs import blobs
@@ -175,8 +176,8 @@ class Pusher:
 
     `publish` waits for answers, so the training thread must not wait for it. Its calls may overlap: the last one counts.
 
-    `arrivals` gets the time from each payload's first byte to the receiver's answer: a `vote_size` that follows the uplink
-    needs it. `doors` gets the peers that refuse the last payload, and why.
+    `arrivals` gets the time that each payload takes to the receiver's answer, an owner's limit included: a `vote_size` that
+    follows the lines needs it. `doors` gets the peers that refuse the last payload, and why.
     """
 
     def __init__(
@@ -254,13 +255,25 @@ class Pusher:
         if reason is not None and len(self._doors) < DOORS_KEPT:
             self._doors[short(key)] = reason.value
 
+    @contextmanager
+    def _on_its_way(self, name: bytes, payload: bytes, began: float) -> Iterator[None]:
+        """What the next payload overtakes has taken so long at least: else the slowest peers would never be heard of."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if payload:
+                self._arrivals.add(name, round(1000 * (time.monotonic() - began)))
+            raise
+
     async def _push(self, key: bytes, envelope: bytes, payload: bytes, name: bytes) -> bool:
         """Whether the peer took what it is to have of the payload `name`. If a kept stream has died, the author opens it once
         more."""
         self._elsewhere.discard(key)
         if self._wire.up.shut:
             return False
-        await self._wire.up.take(8 + len(envelope) + len(payload), urgent=True)
+        began = time.monotonic()  # what waits for the owner's limit is on its way, too
+        with self._on_its_way(name, payload, began):
+            await self._wire.up.take(8 + len(envelope) + len(payload), urgent=True)
         for _ in range(2):
             kept = self._kept.pop(key, None)
             fresh = kept is None
@@ -269,11 +282,11 @@ class Pusher:
                 async with asyncio.timeout(links.STREAM_OPEN_SECONDS_MAX):
                     if kept is None:
                         kept = _Kept(*await self._host.open(key, PROTOCOL))
-                    began = time.monotonic()
                     size = len(envelope).to_bytes(4, "big"), len(payload).to_bytes(4, "big")
-                    kept.writer.write(size[0] + envelope + size[1] + payload)
-                    await kept.writer.drain()
-                    answer = await kept.reader.readexactly(len(TAKEN))
+                    with self._on_its_way(name, payload, began):
+                        kept.writer.write(size[0] + envelope + size[1] + payload)
+                        await kept.writer.drain()
+                        answer = await kept.reader.readexactly(len(TAKEN))
                     done = answer == TAKEN
                     self._refused(key, REFUSED.get(answer))
                     self._wire.sent += 8 + len(envelope) + len(payload)

@@ -3,7 +3,8 @@
 The module assumes that a payload's time to another peer, as the pullers report it, grows with the payload's bytes. The size
 moves one place at a time. The size moves up (more bytes) only if the larger payload should take clearly less than the budget.
 The size moves down as soon as the present payload takes more. Up to the run's size, the typical puller decides. Beyond it the
-slowest does, whose downlink carries everybody's votes. Refuses to guess: without reports nothing changes.
+slowest does, whose downlink carries everybody's votes. Refuses to guess: without reports nothing changes. Refuses to send
+less than the run asks for where that does not help: far away, a small payload takes as long as a large one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,18 @@ ROOM = 0.7
 BYTES_MAX = 5
 """A payload has at most so many times the bytes of the run's own size, as group size 16 has to 128 (8: 0 to 0.9 % better)."""
 
+TRIED_AGAIN = 100
+"""Steps until fewer bytes than the run's are tried again, after they did not help."""
+
+LATER_MIN = 2
+"""Reports on a payload count when so many later ones are out: those of slow peers come last."""
+
+TRIED_AGAIN = 100
+"""Steps until fewer bytes than the run's are tried again, after they did not help."""
+
+LATER_MIN = 2
+"""Reports on a payload count when so many later ones are out: those of slow peers come last."""
+
 SENT_MAX = 16
 """Published payloads without a report."""
 
@@ -43,6 +56,10 @@ class VoteSize:
         self._sent: dict[bytes, int] = {}
         self._arrivals: deque[Took] = deque(maxlen=REPORTS_KEPT)
         self._computed: deque[float] = deque(maxlen=REPORTS_KEPT)
+        self._fell_at: float | None = None
+        """What larger payloads took, if the last move was below the run's size."""
+        self._rests = 0
+        """Steps without a move down: the last one did not help."""
 
     @property
     def most_bytes(self) -> int:
@@ -56,8 +73,9 @@ class VoteSize:
             del self._sent[next(iter(self._sent))]
 
     def heard(self, took_of: Callable[[bytes], Took | None]) -> None:
-        """Take the reports on published payloads: `took_of` says how long each took, None without a report."""
-        for sha256, size in list(self._sent.items()):
+        """Take the reports on published payloads: `took_of` says how long each took, None without a report. The newest
+        `LATER_MIN` wait: what is fast has arrived of them, and what is slow has not."""
+        for sha256, size in list(self._sent.items())[:-LATER_MIN]:
             took = took_of(sha256)
             if took is not None:
                 self.arrived(size, took)
@@ -82,14 +100,30 @@ class VoteSize:
         """The size for the next step."""
         if len(self._arrivals) < REPORTS_KEPT or not self._computed:
             return self.size
-        allowed, place = self._budget * median(self._computed), self._order.index(self.size)
-        if self._took(self.size) > allowed and place > 0:
+        allowed, place, took = (
+            self._budget * median(self._computed),
+            self._order.index(self.size),
+            self._took(self.size),
+        )
+        fell_at, self._fell_at, self._rests = self._fell_at, None, max(self._rests - 1, 0)
+        if fell_at is not None and took > self._halfway(place) * fell_at:
+            self._rests = TRIED_AGAIN
+            self._move(place + 1)
+        elif took > allowed and place > 0:
+            if self._bytes[self.size] <= self._run_bytes:
+                if self._rests:
+                    return self.size
+                self._fell_at = took
             self._move(place - 1)
         elif place + 1 < len(self._order):
             larger = self._order[place + 1]
             if self._took(larger) * self._bytes[larger] / self._bytes[self.size] < ROOM * allowed:
                 self._move(place + 1)
         return self.size
+
+    def _halfway(self, place: int) -> float:
+        """Between the part of the time that a smaller payload takes if bytes decide it, and all of it, if the distance does."""
+        return (1 + self._bytes[self._order[place]] / self._bytes[self._order[place + 1]]) / 2
 
     def _took(self, size: int) -> float:
         """What the present payloads took to those whom `size` must suit."""
@@ -100,13 +134,17 @@ class VoteSize:
         self._arrivals.clear()
 
 
-def following(config: RunConfig, budget: float | None, payload_bytes: Mapping[int, int]) -> VoteSize | None:
+def following(
+    config: RunConfig, budget: float | None, payload_bytes: Mapping[int, int], *, metered: bool
+) -> VoteSize | None:
     """What lets the size of the votes follow the lines, if it may. The votes that joiners need must fit into the room of each
-    peer. Where all peers vote at places that nobody sends, sums are as long as the largest votes: the size only falls."""
+    peer. Where all peers vote at places that nobody sends, sums are as long as the largest votes: the size only falls. So it
+    does if the owner's month is `metered`: the peer would pause sooner."""
     optimizer, clock = config.optimizer, config.clock
     if budget is None or optimizer.selection not in SIZE_KEYS:
         return None
     room = PAYLOADS_GB * 10**9 / (PERIODS_KEPT * clock.snapshot_every * clock.max_peers)
-    most = max(payload_bytes[optimizer.vote_size], room if optimizer.selection in ("groups", "topk") else 0)
+    grows = optimizer.selection in ("groups", "topk") and not metered
+    most = max(payload_bytes[optimizer.vote_size], room if grows else 0)
     sizes = {size: count for size, count in payload_bytes.items() if count <= most}
     return VoteSize(sizes, optimizer.vote_size, budget)

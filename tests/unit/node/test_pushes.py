@@ -403,6 +403,41 @@ async def test_the_time_to_each_answer_is_measured_for_the_size_of_the_votes() -
     assert 0 <= took.typical < 1000 * SECONDS_MAX
 
 
+async def test_a_push_that_the_next_one_overtakes_has_taken_so_long_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only pushes that arrived in time were measured, so that the votes grew although a peer got none of them."""
+    monkeypatch.setattr(pushes, "PUSH_PATIENCE_SECONDS", 0.0)
+    ada, sent = pusher([], answers=True)
+    opened = cast(Any, ada._host).open
+
+    async def never(*names: Any) -> Any:
+        _, writer = await opened(*names)
+        return asyncio.StreamReader(), writer
+
+    cast(Any, ada._host).open = never
+    await ada.publish(announced(ADA), VOTES)
+    async with asyncio.timeout(SECONDS_MAX):
+        while not sent:
+            await asyncio.sleep(0)
+    overtaken = list(ada._pushing.values())
+    await ada.publish(announced(ADA, VOTES + b"more"), VOTES + b"more")
+    await asyncio.wait(overtaken, timeout=SECONDS_MAX)
+    assert ada._arrivals.took(hashlib.sha256(VOTES).digest()) is not None
+    ada.close()
+
+
+async def test_what_waits_for_the_owners_limit_is_on_its_way() -> None:
+    """The time began after the wait, so that the votes of a peer with a limited upload grew beyond what it lets out."""
+    ada, _ = pusher([], answers=True)
+    await ada.publish(announced(ADA), VOTES)
+    clock = mock.Mock(side_effect=[10.0, 17.0])
+    with mock.patch.object(pushes, "time", mock.Mock(monotonic=clock)):
+        cast(Any, ada._wire.up).take = mock.AsyncMock(side_effect=lambda *_, **__: clock.assert_called_once())
+        await ada.publish(announced(ADA, VOTES + b"more"), VOTES + b"more")
+    took = ada._arrivals.took(hashlib.sha256(VOTES + b"more").digest())
+    assert took is not None
+    assert took.typical == 7000
+
+
 async def test_what_slices_take_is_what_their_payload_takes() -> None:
     """Pushed or pulled. A `vote_size` that follows the uplink heard of no payload in a run with ranges; of one that was pulled
     only how long its list of some hundred bytes took."""

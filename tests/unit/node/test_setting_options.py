@@ -142,6 +142,32 @@ def test_settings_of_earlier_files_count_as_those_of_today(
     assert set(EARLIER.values()) <= PeerSettings.model_fields.keys()
 
 
+@pytest.mark.parametrize(
+    ("lines", "means"),
+    [
+        ("fit_uplink = false", None),
+        ("fit_uplink = false\nuplink_budget = 0.5", None),
+        ("fit_uplink = false\ngroup_size = 16", 16),
+        ("uplink_budget = 0.5", "50%"),
+        ("uplink_budget = 0.5\ngroup_size = 16", 16),
+    ],
+)
+def test_earlier_words_on_the_uplink_keep_their_meaning_though_votes_follow_the_lines_by_default(
+    lines: str, means: int | str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("swarmentum.toml").write_text(lines + "\n")
+    assert load_settings().vote_size == means
+    shown = "off" if means is None else means
+    assert capsys.readouterr().err.splitlines()[0].endswith(f"counts as vote_size = {shown}: write that instead")
+    Path("swarmentum.toml").write_text("vote_size = '50%'\n")
+    monkeypatch.setenv("SWARMENTUM_FIT_UPLINK", "false")
+    assert load_settings().vote_size is None, "the environment wins over the file"
+    monkeypatch.delenv("SWARMENTUM_FIT_UPLINK")
+    monkeypatch.setenv("SWARMENTUM_UPLINK_BUDGET", "0.5")
+    Path("swarmentum.toml").write_text("vote_size = 16\n")
+    assert load_settings().vote_size == 16, "a budget alone was of nothing"
+
+
 def test_what_was_several_settings_is_one_list_in_which_the_parts_of_file_environment_and_flags_add_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,12 +53,38 @@ def test_one_slow_downlink_keeps_all_votes_at_the_size_of_the_run() -> None:
     assert settle(chooser, 1e6, slowest=100.0)[-1] == 32, "and below the run's size one puller decides nothing"
 
 
+def test_far_away_peers_get_what_the_run_asks_for_where_fewer_bytes_would_not_come_sooner() -> None:
+    """By default the votes of a run with short steps fell to the smallest: 300 ms on the way are 300 ms for each size."""
+    chooser = VoteSize(BYTES, 16, BUDGET)
+    far = Took(300.0, 300.0)
+    sizes = []
+    for _ in range(1000):
+        chooser.arrived(chooser.size, far)
+        chooser.computed(COMPUTED_MS)
+        sizes.append(chooser.choose())
+    assert set(sizes) == {16, 32}
+    assert sizes.count(32) < 100, "it is tried again, rarely"
+    assert settle(chooser, 5.0, steps=300)[-1] == 128, "and later, when bytes decide it, they get fewer"
+
+
 def test_nothing_changes_without_reports_or_on_old_ones() -> None:
     chooser = VoteSize(BYTES, 32, BUDGET)
     for _ in range(20):
         chooser.computed(COMPUTED_MS)
         chooser.arrived(128, Took(10_000.0, 10_000.0))
         assert chooser.choose() == 32
+
+
+def test_reports_of_slow_pullers_count_though_fast_ones_are_there_before_them() -> None:
+    """The first reports came before the next votes, and closed the payload: a peer slower than a step was never heard of."""
+    chooser, arrivals = VoteSize(BYTES, 128, BUDGET), Arrivals()
+    for step in range(50):
+        chooser.fit(arrivals.took, COMPUTED_MS)
+        chooser.sent(b"%d" % step, chooser.size)
+        arrivals.add(b"%d" % step, 20)
+        arrivals.add(b"%d" % (step - 1), 2000)
+    assert chooser.size == 128
+    assert [took.slowest for took in chooser._arrivals] == REPORTS_KEPT * [2000]
 
 
 def test_one_slow_step_decides_nothing() -> None:
@@ -98,12 +124,15 @@ def test_votes_take_five_times_the_bytes_if_joiners_have_room_and_places_are_sen
     run = RunConfig.model_validate({"optimizer": {"selection": selection}})
     form = demo_config(run.optimizer, run.optimizer.vote_size, bytes(32)).form
     sizes = {size: form.body_bytes(100, size) for size in form.sizes}
-    free = following(run, BUDGET, sizes)
+    free = following(run, BUDGET, sizes, metered=False)
     assert free is not None
     assert (free._order, free.size) == (offered, run.optimizer.vote_size)
     assert free.most_bytes == sizes[offered[-1]]
-    assert following(run, None, sizes) is None
+    assert following(run, None, sizes, metered=False) is None
     full = run.model_copy(update={"clock": ClockConfig(snapshot_every=10**6, max_peers=2048)})
-    kept = following(full, BUDGET, sizes)
+    kept = following(full, BUDGET, sizes, metered=False)
     assert kept is not None
     assert kept._order[-1] == run.optimizer.vote_size, "joiners would find that votes are gone"
+    metered = following(run, BUDGET, sizes, metered=True)
+    assert metered is not None
+    assert metered._order[-1] == run.optimizer.vote_size, "the month's bytes would be gone in a fifth of the time"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from node.optim.demo import DeMo, DeMoConfig
 from node.optim.zeros import ALIGNED_BYTES, BYTES_MIN, zeros
 
 CPU = torch.device("cpu")
@@ -34,3 +35,15 @@ def test_memory_is_taken_when_they_are_written() -> None:
     assert resident_bytes() - before < made.nbytes / 8
     made.fill_(1.0)
     assert resident_bytes() - before > made.nbytes / 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("moment", [{"beta2": 0.99}, {"nesterov": 0.9}])
+def test_what_a_peer_has_for_itself_takes_no_memory_before_it_votes(moment: dict[str, float]) -> None:
+    """As the plan of an anchor has it, of a Nesterov momentum, too."""
+    model = torch.nn.Linear(4096, MANY >> 12, bias=False)
+    DeMo(torch.nn.Linear(64, 64), DeMoConfig(**moment))  # what is made once
+    before = resident_bytes()
+    demo = DeMo(model, DeMoConfig(**moment))
+    assert resident_bytes() - before < model.weight.nbytes / 4
+    assert demo.layout.parameters == MANY
