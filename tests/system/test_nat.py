@@ -383,27 +383,51 @@ def test_a_relay_keeps_to_what_its_owner_gives(internet: Internet, tmp_path: Pat
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 
+WIDE = RUN.replace(
+    PLAIN_MODEL,
+    TINY_MODEL.replace("hidden_size = 64", "hidden_size = 256").replace(
+        "intermediate_size = 128", "intermediate_size = 512"
+    ),
+)
+
+
+def size(swarm: NatSwarm, name: str) -> int:
+    """To which the peer's votes changed last; 0: not at all."""
+    changes = swarm.events(name, "votes fit the uplink")
+    return int(changes[-1]["size"]) if changes else 0
+
+
 @pytest.mark.nightly
 def test_votes_follow_the_uplink(internet: Internet, tmp_path: Path) -> None:
     """A home that sends 1 Mbit/s ends up with small votes, a public peer with large ones; they count alike."""
-    llama = TINY_MODEL.replace("hidden_size = 64", "hidden_size = 256")
-    wide = RUN.replace(PLAIN_MODEL, llama.replace("intermediate_size = 128", "intermediate_size = 512"))
-    wide += "[optimizer]\ngroup_size = 8\n"
-    assert "hidden_size = 256" in wide
-    assert "intermediate_size = 512" in wide
+    wide = WIDE + "[optimizer]\ngroup_size = 8\n"
     internet.shape("nat1", 1000)
     with NatSwarm(tmp_path, internet, min_peers=2, run=wide) as swarm:
         swarm.join_from("home1", "quic-v1", "--set", "vote_size=25%")
         listen = ("--listen", f"{PUBLIC['pub']}:{PEER_PORT}", "--set", "reachability=public")
         swarm.join(PUBLIC_PEER, *listen, "--set", "vote_size=500%")
 
-        def size(name: str) -> int:
-            changes = swarm.events(name, "votes fit the uplink")
-            return int(changes[-1]["size"]) if changes else 0
-
-        wait_for("small votes of the home", lambda: size("home1") >= 64)
-        wait_for("large votes of the public peer", lambda: size(PUBLIC_PEER) in {8, 16})
+        wait_for("small votes of the home", lambda: size(swarm, "home1") >= 64)
+        wait_for("large votes of the public peer", lambda: size(swarm, PUBLIC_PEER) in {8, 16})
         trained_together(swarm, (PUBLIC_PEER, "home1"))
         leaves_cleanly(swarm, (PUBLIC_PEER, "home1"))
         internet.shape("nat1", 0)
+    assert processes_with(str(tmp_path)) == [], "something was left running"
+
+
+@pytest.mark.nightly
+def test_a_slow_downlink_keeps_everybodys_votes_small(internet: Internet, tmp_path: Path) -> None:
+    """A home that receives 0.1 Mbit/s gets votes of the run's size, from whoever could send more; then its line gets fast."""
+    internet.shape("nat1", 0, 100)
+    with NatSwarm(tmp_path, internet, min_peers=3, run=WIDE) as swarm:
+        listen = ("--listen", f"{PUBLIC['pub']}:{PEER_PORT}", "--set", "reachability=public")
+        swarm.join(PUBLIC_PEER, *listen, "--set", "vote_size=500%")
+        for home in HOMES:
+            swarm.join_from(home, "quic-v1", "--set", "vote_size=500%")
+        swarm.wait_step(PUBLIC_PEER, 20)
+        assert [size(swarm, name) for name in PEERS] == [0, 0, 0]
+        internet.shape("nat1", 0)
+        wait_for("large votes of all", lambda: all(size(swarm, name) in {16, 32} for name in PEERS))
+        trained_together(swarm, PEERS)
+        leaves_cleanly(swarm, PEERS)
     assert processes_with(str(tmp_path)) == [], "something was left running"
