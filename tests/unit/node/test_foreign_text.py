@@ -17,6 +17,7 @@ from node.pictures import PeerTotals, peers_table
 from protos.console import configure_logging, exit_with
 from protos.errors import RefusedError
 from protos.identity import Identity
+from protos.limits import DEVICE_CHARACTERS_MAX
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 
@@ -41,7 +42,7 @@ def shows_it_plainly(text: str) -> None:
 def test_status_shows_foreign_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     config = RunConfig()
     values = status.as_values(facts(), config, b"r" * 32)
-    assert len(values["peers"][0]["device"]) == 64
+    assert len(values["peers"][0]["device"]) == DEVICE_CHARACTERS_MAX
     status.show(values)
     shows_it_plainly(capsys.readouterr().out)
 
