@@ -84,10 +84,10 @@ SAMPLE_INDEX_MAX = 1 << 60
 # Room that a peer gives others' votes, unless it is told otherwise (`run create` says where a run may need more), and the least
 # for snapshots.
 PAYLOADS_GB = 20.0
+SNAPSHOTS_GB = 20.0
 # Joiners need the votes of so many snapshot periods: they load the agreed snapshot or the one before, and replay the log, while
 # the next snapshot is agreed.
 PERIODS_KEPT = 3
-SNAPSHOTS_GB = 20.0
 
 FULL = "the run is full"
 """The first words of a refusal that a peer which waits in line does not get."""

@@ -5,10 +5,19 @@ Pure functions of what a person wrote; `protos/optimizer_config.py` checks the r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from protos.limits import PAYLOADS_GB, PERIODS_KEPT
 
 PAPER_SETS: dict[str, Any] = {"beta": 0.999, "beta2": 0.0, "selection": "topk", "values": "16bit"}
 """Defaults of `optimizer` with `method = "paper"`, if they differ from those of `demo`: the published ones."""
+
+OF_BASES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("momentum", "nesterov"), ("sgd", "muon")),
+    **dict.fromkeys(("beta1", "beta2", "eps"), ("adamw",)),
+}
+"""Settings of `[optimizer.base]`, and the bases that use them; one of a program's own may use all."""
 
 DEFAULT_BASE: dict[str, Any] = {"name": "muon", "block": 64, "iterations": 2}
 """The base of `optimizer` where peers vote on gradients and it is not set: it learns best at its bytes (docs/benchmarks.md)."""
@@ -90,3 +99,16 @@ def _over(default: Any, given: Any) -> Any:
     if isinstance(default, dict) and isinstance(given, dict):
         return {**default, **given}
     return default if given is None else given
+
+
+GROWTH_MAX = 5
+"""A payload has at most so many times the bytes of the run's own size, as group size 16 has to 128 (8: 0 to 0.9 % better)."""
+
+
+def most_bytes(payload_bytes: int, selection: str, snapshot_every: int, max_peers: int) -> int:
+    """Bytes of the largest payload that follows the lines (`vote_size`); `payload_bytes`: of the run's own size. The votes that
+    joiners need must fit into the room of each peer. At places that nobody sends, sums are as long as the largest votes."""
+    if selection not in ("groups", "topk"):
+        return payload_bytes
+    room = int(PAYLOADS_GB * 10**9 / (PERIODS_KEPT * snapshot_every * max_peers))
+    return max(payload_bytes, min(GROWTH_MAX * payload_bytes, room))

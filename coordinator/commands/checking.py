@@ -41,6 +41,7 @@ from protos import toml_file
 from protos.amounts import HOUR, amount, duration, span
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT, Mistake, has_own_text
+from protos.optimizer_defaults import most_bytes
 from protos.run_config import RunConfig, config_from_json
 from protos.run_sections import LayoutFacts, ReferenceLoss
 from protos.text import print_json
@@ -320,6 +321,13 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
             f"traffic, {cost.peers} peers, {cost.step_seconds:g} s a step",
             f"{amount(cost.up_bytes_hour)} up, {amount(cost.down_bytes_hour)} down a peer and hour",
         )
+        clock, own = config.clock, facts.payload_bytes
+        most = most_bytes(own, config.optimizer.selection, clock.snapshot_every, clock.max_peers)
+        if most > own:
+            yield (
+                "where all lines carry it",
+                f"up to {amount(most)} a payload, and {most / own:.2g} times the traffic (vote_size)",
+            )
         memory = "not known before the model is built" if cost.memory_bytes is None else amount(cost.memory_bytes)
         yield f"memory = full, micro-batch {min(MICRO_BATCH, config.clock.batch_samples)}", memory
         if cost.least_memory_bytes is not None:

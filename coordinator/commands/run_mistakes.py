@@ -15,6 +15,7 @@ from protos.errors import Refusal
 from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
 from protos.mistakes import PEER_ADDRESS, Mistake, expected
 from protos.optimizer_config import SIZE_KEYS, SIZES
+from protos.optimizer_defaults import OF_BASES
 from protos.run_config import RunConfig
 
 HEADS: Final = ("num_attention_heads", "n_head")
@@ -72,8 +73,7 @@ def _without_effect(config: RunConfig) -> Iterator[Mistake]:
         (own, "optimizer", SIZES.keys() - {size}, "selection", own.selection),
         (own, "optimizer", ["decay_steps"] if own.schedule != "wsd" else [], "schedule", own.schedule),
         (own, "optimizer", ["clip_norm"] if own.beta2 else [], "beta2", own.beta2),
-        (base, "optimizer.base", ["momentum", "nesterov"] if base.name in ("sign", "adamw") else [], "name", base.name),
-        (base, "optimizer.base", ["beta1", "beta2", "eps"] if base.name != "adamw" else [], "name", base.name),
+        (base, "optimizer.base", [key for key, of in OF_BASES.items() if base.name not in of], "name", base.name),
         (local, "optimizer.local", type(local).model_fields.keys() - {"steps"} if local.steps == 1 else [], "steps", 1),
         (told, "evaluation", ["samples", "sample_tokens", "prompt"] if not told.every else [], "every", 0),
         (told, "evaluation", ["prompt"] if told.every and not told.sample_tokens else [], "sample_tokens", 0),

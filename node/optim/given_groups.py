@@ -17,6 +17,7 @@ from torch._compile import _disable_dynamo
 from node.optim.base import BY_CHUNKS, BaseConfig, is_named_table
 from node.optim.demo import SIZE_KEYS, DeMoConfig
 from node.optim.local import LocalConfig
+from protos.optimizer_defaults import OF_BASES
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -121,8 +122,11 @@ def check_effect(config: DeMoConfig, clip_norm: float | None, *, local: bool) ->
     base = config.base
     for owner, names, other in (
         (config, set(SIZE_KEYS.values()) - {SIZE_KEYS.get(config.selection)}, f"selection {config.selection!r}"),
-        (base, {"momentum", "nesterov"} if base.name in ("sign", "adamw") else set(), f"base {base.name!r}"),
-        (base, {"beta1", "beta2", "eps"} if base.name in ("sign", "sgd", "muon") else set(), f"base {base.name!r}"),
+        (
+            base,
+            () if base.function else {key for key, of in OF_BASES.items() if base.name not in of},
+            f"base {base.name!r}",
+        ),
     ):
         for name in sorted(names):
             if (value := getattr(owner, name)) != getattr(type(owner), name):

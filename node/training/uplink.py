@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 from node.blobs.blobs import Took
-from protos.limits import PAYLOADS_GB, PERIODS_KEPT
 from protos.optimizer_config import SIZE_KEYS
+from protos.optimizer_defaults import most_bytes
 from protos.run_config import RunConfig
 
 REPORTS_KEPT = 5
@@ -23,15 +23,6 @@ REPORTS_KEPT = 5
 
 ROOM = 0.7
 """A larger payload must fit in this part of the budget, so that the size does not swing."""
-
-BYTES_MAX = 5
-"""A payload has at most so many times the bytes of the run's own size, as group size 16 has to 128 (8: 0 to 0.9 % better)."""
-
-TRIED_AGAIN = 100
-"""Steps until fewer bytes than the run's are tried again, after they did not help."""
-
-LATER_MIN = 2
-"""Reports on a payload count when so many later ones are out: those of slow peers come last."""
 
 TRIED_AGAIN = 100
 """Steps until fewer bytes than the run's are tried again, after they did not help."""
@@ -49,7 +40,7 @@ class VoteSize:
     def __init__(self, payload_bytes: Mapping[int, int], size: int, budget: float) -> None:
         assert size in payload_bytes, f"{size} is none of {sorted(payload_bytes)}"
         self._run_bytes = payload_bytes[size]
-        self._bytes = {it: count for it, count in payload_bytes.items() if count <= BYTES_MAX * self._run_bytes}
+        self._bytes = dict(payload_bytes)
         self._order = sorted(self._bytes, key=lambda choice: self._bytes[choice])
         self.size = size
         self._budget = budget
@@ -137,14 +128,13 @@ class VoteSize:
 def following(
     config: RunConfig, budget: float | None, payload_bytes: Mapping[int, int], *, metered: bool
 ) -> VoteSize | None:
-    """What lets the size of the votes follow the lines, if it may. The votes that joiners need must fit into the room of each
-    peer. Where all peers vote at places that nobody sends, sums are as long as the largest votes: the size only falls. So it
-    does if the owner's month is `metered`: the peer would pause sooner."""
+    """What lets the size of the votes follow the lines, if it may. It only falls if the owner's month is `metered`: the peer
+    would pause sooner."""
     optimizer, clock = config.optimizer, config.clock
     if budget is None or optimizer.selection not in SIZE_KEYS:
         return None
-    room = PAYLOADS_GB * 10**9 / (PERIODS_KEPT * clock.snapshot_every * clock.max_peers)
-    grows = optimizer.selection in ("groups", "topk") and not metered
-    most = max(payload_bytes[optimizer.vote_size], room if grows else 0)
+    most = own = payload_bytes[optimizer.vote_size]
+    if not metered:
+        most = most_bytes(own, optimizer.selection, clock.snapshot_every, clock.max_peers)
     sizes = {size: count for size, count in payload_bytes.items() if count <= most}
     return VoteSize(sizes, optimizer.vote_size, budget)

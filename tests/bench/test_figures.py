@@ -29,7 +29,7 @@ SHAKESPEARE = [
     *("adamw-ddp-run-schedule", "muon-ddp-run-schedule", "muon-votes-g16-run-schedule"),
 ]
 LIBRARY = [
-    *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "default-g16", "paper-k32-clip"),
+    *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "default-g16"),
 ]
 LARGER = [
     *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "muon64-own-16-i3", "adam-votes-g128"),

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from node.training.uplink import BYTES_MAX
 from protos.limits import UPDATE_HEADER_BYTES_MAX
+from protos.optimizer_defaults import GROWTH_MAX
 from tests.system.local_swarm import processes_with
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900), pytest.mark.long]
@@ -71,9 +71,9 @@ def test_payloads_are_one_byte_a_vote_and_arrive_once(result: tuple[dict[str, An
     first = lines[0]["payload_bytes"] / lines[0]["peers"]  # later votes follow what the lines carry
     assert first <= bound
     assert first - values["parameters"] / 128 <= 32 + UPDATE_HEADER_BYTES_MAX
-    assert max(line["payload_bytes"] / line["peers"] for line in lines) <= BYTES_MAX * bound
+    assert max(line["payload_bytes"] / line["peers"] for line in lines) <= GROWTH_MAX * bound
     for peer in values["peers"]:
-        assert peer["payload_bytes_sent"] <= BYTES_MAX * bound * steps
+        assert peer["payload_bytes_sent"] <= GROWTH_MAX * bound * steps
         # A machine that stalls lets a few come by push and by pull; tests/unit/node/test_pushes.py has none twice. Less than
         # twice in all shows that not each did: the announcements alone would make that more than twice.
         assert peer["wire_bytes_received"] < 2 * peer["payload_bytes_received"]
