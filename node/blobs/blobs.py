@@ -135,7 +135,7 @@ class Arrivals:
     """How long this peer's blobs took to arrive, as their pullers report. Only a puller can measure it. Bounded."""
 
     def __init__(self) -> None:
-        self._took: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._took: OrderedDict[bytes, dict[str, int]] = OrderedDict()
         self._whole: OrderedDict[bytes, dict[bytes, bytes]] = OrderedDict()
 
     def travels_as(self, name: bytes, parts: Iterable[bytes]) -> None:
@@ -145,23 +145,23 @@ class Arrivals:
         if len(self._whole) > ARRIVALS_MAX:
             self._whole.popitem(last=False)
 
-    def pulled(self, sha256: bytes, milliseconds: int) -> None:
+    def pulled(self, sha256: bytes, milliseconds: int, remote: str) -> None:
         """One puller's report on one blob, which may be a part of a payload."""
         name = next((parts[sha256] for parts in self._whole.values() if sha256 in parts), sha256)
         if name:
-            self.add(name, milliseconds)
+            self.add(name, milliseconds, remote)
 
-    def add(self, sha256: bytes, milliseconds: int) -> None:
-        """One peer took so long for a blob, or for its parts of a payload."""
-        reports = self._took.setdefault(sha256, [])
-        if len(reports) < ARRIVAL_REPORTS_MAX:
-            reports.append(milliseconds)
+    def add(self, sha256: bytes, milliseconds: int, remote: str) -> None:
+        """The peer `remote` took so long for a blob, or for its parts of a payload: the longest counts, once for each peer."""
+        reports = self._took.setdefault(sha256, {})
+        if remote in reports or len(reports) < ARRIVAL_REPORTS_MAX:
+            reports[remote] = max(milliseconds, reports.get(remote, 0))
         if len(self._took) > ARRIVALS_MAX:
             self._took.popitem(last=False)
 
     def took(self, sha256: bytes) -> Took | None:
         """What the pullers reported: one slow or lying puller does not decide what is typical. None without a report."""
-        reports = list(self._took.get(sha256, ()))
+        reports = list(self._took.get(sha256, {}).copy().values())
         return Took(statistics.median(reports), max(reports)) if reports else None
 
 
@@ -225,8 +225,8 @@ class BlobServer:
                 if len(request.sha256) != HASH_BYTES:
                     raise Refusal(Reason.MALFORMED, f"hash of {len(request.sha256)} bytes")
                 self._wire.received += 4 + len(frame)
-                if whole and request.previous_ms:
-                    self.arrivals.pulled(whole, request.previous_ms)
+                if whole and request.previous_ms and self.audience.is_member(remote):  # strangers are free, and as many
+                    self.arrivals.pulled(whole, request.previous_ms, remote)
                 found = await self._serve(request, seat, writer)
                 whole = request.sha256 if found and not request.offset else b""
         except Refusal as refusal:

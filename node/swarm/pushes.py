@@ -35,7 +35,7 @@ from protos import limits as contract
 from protos.disk import DiskError
 from protos.equivocation import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
-from protos.identity import public_key_of, short
+from protos.identity import peer_id, public_key_of, short
 from protos.limits import RateLimiter
 from protos.slices import blobs_of, list_bytes, open_list, with_slices
 from protos.tick import Tick
@@ -256,13 +256,13 @@ class Pusher:
             self._doors[short(key)] = reason.value
 
     @contextmanager
-    def _on_its_way(self, name: bytes, payload: bytes, began: float) -> Iterator[None]:
+    def _on_its_way(self, key: bytes, name: bytes, payload: bytes, began: float) -> Iterator[None]:
         """What the next payload overtakes has taken so long at least: else the slowest peers would never be heard of."""
         try:
             yield
         except asyncio.CancelledError:
             if payload:
-                self._arrivals.add(name, round(1000 * (time.monotonic() - began)))
+                self._arrivals.add(name, round(1000 * (time.monotonic() - began)), peer_id(key))
             raise
 
     async def _push(self, key: bytes, envelope: bytes, payload: bytes, name: bytes) -> bool:
@@ -272,7 +272,7 @@ class Pusher:
         if self._wire.up.shut:
             return False
         began = time.monotonic()  # what waits for the owner's limit is on its way, too
-        with self._on_its_way(name, payload, began):
+        with self._on_its_way(key, name, payload, began):
             await self._wire.up.take(8 + len(envelope) + len(payload), urgent=True)
         for _ in range(2):
             kept = self._kept.pop(key, None)
@@ -283,7 +283,7 @@ class Pusher:
                     if kept is None:
                         kept = _Kept(*await self._host.open(key, PROTOCOL))
                     size = len(envelope).to_bytes(4, "big"), len(payload).to_bytes(4, "big")
-                    with self._on_its_way(name, payload, began):
+                    with self._on_its_way(key, name, payload, began):
                         kept.writer.write(size[0] + envelope + size[1] + payload)
                         await kept.writer.drain()
                         answer = await kept.reader.readexactly(len(TAKEN))
@@ -294,7 +294,7 @@ class Pusher:
                     self._wire.received += len(TAKEN)
                     # the first answer on a stream may wait for the receiver to learn of the stream
                     if done and payload and not fresh:
-                        self._arrivals.add(name, round(1000 * (time.monotonic() - began)))
+                        self._arrivals.add(name, round(1000 * (time.monotonic() - began)), peer_id(key))
                     return done
             except _FAILURES as error:
                 if fresh or isinstance(error, TimeoutError):

@@ -10,11 +10,12 @@ from hivemind.utils import get_dht_time
 
 from node.blobs import audience as audience_module
 from node.blobs.audience import Audience
-from node.blobs.blobs import PROTOCOL, BlobServer, WireBytes
+from node.blobs.blobs import PROTOCOL, Arrivals, BlobServer, Took, WireBytes, read_frame, write_frame
 from node.overlay import dht
 from node.overlay.connections import Connections
 from node.overlay.dht import Discovery, _Records, run_key
 from protos.identity import Identity
+from protos.v1 import update_pb2
 from tests.attack.attacks import dht_fill, snapshot_pulls, unread_streams
 from tests.attack.hosts import strangers
 from tests.unit.node.test_overlay import BLOB, NAME, RUN, fetching, hosts, until
@@ -133,6 +134,25 @@ async def test_streams_that_nobody_reads_hold_up_neither_members_nor_a_joiner(
         finally:
             told = await attack
         assert int(told.split()[0]) >= audience_module.STRANGERS_STREAMS_MAX, told
+
+
+async def test_strangers_do_not_say_how_fast_a_peers_votes_arrive(tmp_path: Path) -> None:
+    """Identities are free: three of them said a minute, and the typical puller was theirs. Votes would have got smaller."""
+    arrivals = Arrivals()
+    async with hosts(tmp_path, 2) as (server, member):
+        audience = Audience(frozenset({member.identity.peer_id}))
+        blobs = BlobServer({NAME: BLOB}.get, WireBytes(), lambda refusal: None, audience, arrivals)
+        await server.serve(PROTOCOL, blobs.handle)
+        async with strangers(3, await server.addresses()) as liars:
+            for host, took in ((member, 20), *((liar, 60_000) for liar in liars)):
+                reader, writer = await host.open(server.identity.public_key, PROTOCOL)
+                for previous_ms in (0, took, took):
+                    request = update_pb2.BlobRequest(sha256=NAME, previous_ms=previous_ms)
+                    await write_frame(writer, request.SerializeToString())
+                    await read_frame(reader)
+                    await asyncio.wait_for(reader.readexactly(len(BLOB)), 240)
+                writer.close()
+    assert arrivals.took(NAME) == Took(20, 20)
 
 
 async def test_strangers_that_read_all_the_time_leave_a_joiner_its_place(

@@ -458,7 +458,7 @@ async def test_what_slices_take_is_what_their_payload_takes() -> None:
         (b"a snapshot's piece", 9000),
     ):
         for _ in range(3):
-            ada._arrivals.pulled(sha256, milliseconds)
+            ada._arrivals.pulled(sha256, milliseconds, BOB.peer_id)
     assert ada._arrivals.took(name) == (7000, 7000)
     assert ada._arrivals.took(b"a snapshot's piece") == (9000, 9000)
     for number in range(2 * ARRIVALS_MAX):

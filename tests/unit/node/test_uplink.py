@@ -79,8 +79,8 @@ def test_reports_of_slow_pullers_count_though_fast_ones_are_there_before_them() 
     for step in range(50):
         chooser.fit(arrivals.took, COMPUTED_MS)
         chooser.sent(b"%d" % step, chooser.size)
-        arrivals.add(b"%d" % step, 20)
-        arrivals.add(b"%d" % (step - 1), 2000)
+        arrivals.add(b"%d" % step, 20, "near")
+        arrivals.add(b"%d" % (step - 1), 2000, "far")
     assert chooser.size == 128
     assert [took.slowest for took in chooser._arrivals] == REPORTS_KEPT * [2000]
 
@@ -100,14 +100,17 @@ def test_a_size_that_is_not_offered_is_our_mistake() -> None:
 def test_arrivals_are_bounded_and_one_puller_does_not_decide() -> None:
     arrivals = Arrivals()
     for word in (100, 110, 90_000):
-        arrivals.add(b"a", word)
+        arrivals.add(b"a", word, str(word))
     assert arrivals.took(b"a") == Took(110, 90_000)
     assert arrivals.took(b"b") is None
     for _ in range(2 * ARRIVAL_REPORTS_MAX):
-        arrivals.add(b"a", 1_000_000)
-    assert arrivals.took(b"a") == Took(1_000_000, 1_000_000)
+        arrivals.add(b"a", 1_000_000, "90000")
+    assert arrivals.took(b"a") == Took(110, 1_000_000), "one peer is one report, however often it pulls"
+    for number in range(2 * ARRIVAL_REPORTS_MAX):
+        arrivals.add(b"a", 2_000_000, f"peer {number}")
+    assert len(arrivals._took[b"a"]) == ARRIVAL_REPORTS_MAX
     for blob in range(ARRIVALS_MAX):
-        arrivals.add(blob.to_bytes(2, "big"), 1)
+        arrivals.add(blob.to_bytes(2, "big"), 1, "ada")
     assert arrivals.took(b"a") is None
     assert REPORTS_KEPT < ARRIVALS_MAX
 
