@@ -16,9 +16,9 @@ from functools import reduce
 from operator import or_
 
 from coordinator.clock import electorate, rules
-from coordinator.clock.doubts import SummedStep
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
+from coordinator.clock.findings import SummedStep
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Run, Summing
 from coordinator.clock.value_copy import replace
 from protos.assignment import SampleShare

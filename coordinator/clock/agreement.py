@@ -10,8 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coordinator.clock import electorate, memory, rules, transitions
-from coordinator.clock.effects import Append, Effect, EndStream, NoticeKind, Refuse, SendNotice
-from coordinator.clock.records import LayoutFixed, SnapshotAgreed, SnapshotFact, Withdrawn
+from coordinator.clock.effects import (
+    Append,
+    Effect,
+    EndStream,
+    LayoutFixed,
+    NoticeKind,
+    Refuse,
+    SendNotice,
+    SnapshotAgreed,
+    SnapshotFact,
+    Withdrawn,
+)
 from coordinator.clock.state import DIGEST_STEPS_KEPT, SNAPSHOT_STEPS_KEPT, Outcome, PeerPhase, Run
 from coordinator.clock.value_copy import replace
 from protos.identity import short

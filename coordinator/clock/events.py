@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.clock.records import EntryCommitted, SnapshotFact
+from coordinator.clock.effects import EntryCommitted, SnapshotFact
 from protos.changes import Settings
 from protos.equivocation import Offence
 from protos.invite import Ticket

@@ -5,7 +5,7 @@ binary digits: `tally[d]` has the digit 2**d of every author's count. One report
 however many authors it names.
 
 Holdings count for the payload that its author claimed. A payload that no claim names yet is kept by name until one does.
-Refuses to decide how many holders are enough (`quorum.py`). ADR 8.
+Refuses to decide how many holders are enough (`entry_decision.py`). ADR 8.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.clock import electorate, holder_counts, operator_orders, rules, setting_changes, transitions, trust
-from coordinator.clock.effects import Append
-from coordinator.clock.records import (
+from coordinator.clock.effects import (
+    Append,
     DecayStarted,
     EntryCommitted,
     Equivocated,

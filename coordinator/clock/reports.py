@@ -16,10 +16,19 @@ from coordinator.clock import (
     transitions,
     trust,
 )
-from coordinator.clock.doubts import Doubt
-from coordinator.clock.effects import Append, Effect, NoticeKind, Refuse, SendAnnouncement, SendNotice
+from coordinator.clock.effects import (
+    Append,
+    Effect,
+    Equivocated,
+    Evaluated,
+    NoticeKind,
+    Refuse,
+    RunPaused,
+    SendAnnouncement,
+    SendNotice,
+)
 from coordinator.clock.events import Claim, HeldPlaces, Reported
-from coordinator.clock.records import Equivocated, Evaluated, RunPaused
+from coordinator.clock.findings import Doubt
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.equivocation import Offence

@@ -8,7 +8,7 @@ Refuses what `protos/changes.py` does not list, and every change of a run that i
 from __future__ import annotations
 
 from coordinator.clock import electorate
-from coordinator.clock.records import SettingsChanged
+from coordinator.clock.effects import SettingsChanged
 from coordinator.clock.state import CHANGES_MAX, Run, changed_settings
 from coordinator.clock.value_copy import replace
 from protos.changes import RATE_KEYS, STEPS, Settings, merged, values_of, with_settings, words

@@ -8,13 +8,11 @@ from enum import Enum
 from functools import lru_cache, reduce
 from operator import or_
 
-from coordinator.clock.doubts import Doubts
-from coordinator.clock.effects import Effect
+from coordinator.clock.effects import DecayStarted, Effect, SettingsChanged, SnapshotFact, Withdrawn
 from coordinator.clock.events import Claim
+from coordinator.clock.findings import Doubts, RecentChecks
 from coordinator.clock.operator_orders import OperatorOrders
-from coordinator.clock.records import DecayStarted, SettingsChanged, SnapshotFact, Withdrawn
 from coordinator.clock.trust import Standing, StepChecks
-from coordinator.clock.typical import RecentChecks
 from protos.assignment import Range
 from protos.changes import SNAPSHOT_EVERY, Settings, merged
 from protos.identity import public_key_of

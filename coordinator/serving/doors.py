@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from coordinator.clock.effects import EntryCommitted, SnapshotFact
 from coordinator.clock.events import Claim, EntriesReturned, HeldPlaces, JoinAsked, Reported, Summed
-from coordinator.clock.records import EntryCommitted, SnapshotFact
 from protos import limits
 from protos.address import usable
 from protos.envelope import Kind, VerifiedEnvelope, check, parse

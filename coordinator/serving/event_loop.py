@@ -19,7 +19,9 @@ from coordinator.clock.effects import (
     Denial,
     Effect,
     EndStream,
+    EntryCommitted,
     NoticeKind,
+    Record,
     Refuse,
     SendAnnouncement,
     SendEntry,
@@ -28,7 +30,6 @@ from coordinator.clock.effects import (
     SendTick,
 )
 from coordinator.clock.events import Connected, Disconnected, EntriesReturned, Event, Reported, TimerFired
-from coordinator.clock.records import EntryCommitted, Record
 from coordinator.clock.state import Phase, Run
 from coordinator.serving import event_streams
 from coordinator.serving.clocks import monotonic_ms

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TypeAlias
 
-from coordinator.clock.effects import NoticeKind, SendAnnouncement, SendNotice, SendSumRequest, SendTick
-from coordinator.clock.records import SnapshotFact
+from coordinator.clock.effects import NoticeKind, SendAnnouncement, SendNotice, SendSumRequest, SendTick, SnapshotFact
 from coordinator.clock.state import PeerPhase, Run
 from protos import limits
 from protos.changes import settings_body

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeAlias
 
-from coordinator.clock.records import SnapshotFact
+from coordinator.clock.effects import SnapshotFact
 from coordinator.clock.state import Peer, PeerPhase, Run
 from coordinator.store.journal import Journal
 from protos.address import Address, Network, shown, usable

@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.clock.records import EntryCommitted, Record, SnapshotAgreed, SnapshotFact, Withdrawn
+from coordinator.clock.effects import EntryCommitted, Record, SnapshotAgreed, SnapshotFact, Withdrawn
 from coordinator.store import record_codec
 from coordinator.store.database import connected, making_tables, of_file, parsed
 from coordinator.store.record_codec import ENTRY, SNAPSHOT, WITHDRAWN, Context

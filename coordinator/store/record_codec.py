@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.clock.records import (
+from coordinator.clock.effects import (
     DecayStarted,
     EntryCommitted,
     Equivocated,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.clock import machine
+from coordinator.clock.effects import SnapshotFact, Withdrawn
 from coordinator.clock.events import Reported
-from coordinator.clock.records import SnapshotFact, Withdrawn
 from coordinator.clock.state import Phase
 from coordinator.commands.forks import Parent, _without_its_authorities, changes_of, forked
 from coordinator.commands.operator import Operator

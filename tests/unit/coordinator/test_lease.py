@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from coordinator.clock.records import TicketMade, TicketRevoked, TicketUsed, TickOpened
+from coordinator.clock.effects import TicketMade, TicketRevoked, TicketUsed, TickOpened
 from coordinator.store import database, lease
 from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
 from coordinator.store.lease import LEASE_SECONDS, HeldLease, Lease, held_since

@@ -8,7 +8,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.clock import admission, holder_counts, rules, transitions
-from coordinator.clock.effects import Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
+from coordinator.clock.effects import (
+    Effect,
+    Equivocated,
+    NoticeKind,
+    SendAnnouncement,
+    SendEntry,
+    SendNotice,
+    SendTick,
+    SnapshotAgreed,
+    SnapshotFact,
+)
 from coordinator.clock.events import (
     ChangeAsked,
     Claim,
@@ -26,7 +36,6 @@ from coordinator.clock.events import (
     ResumeAsked,
     TimerFired,
 )
-from coordinator.clock.records import Equivocated, SnapshotAgreed, SnapshotFact
 from coordinator.clock.state import PeerPhase, Phase
 from protos.assignment import Range
 from protos.changes import settings_of

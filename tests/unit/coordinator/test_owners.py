@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.clock.effects import OwnerNamed
 from coordinator.clock.events import Connected, Reported
-from coordinator.clock.records import OwnerNamed
 from node.archive import ledger
 from node.commands import status
 from node.link.run_reader import read_facts

@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 from coordinator import __main__ as command
 from coordinator.clock import admission, trust
-from coordinator.clock.effects import Append, Denial, EndStream, Refuse, SendTick
+from coordinator.clock.effects import Append, Denial, EndStream, PeerExcluded, PeerReadmitted, Refuse, SendTick
 from coordinator.clock.events import Connected, Disconnected, ExclusionAsked, ReadmissionAsked, Reported, TimerFired
-from coordinator.clock.records import PeerExcluded, PeerReadmitted
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.clock.trust import Standing
 from coordinator.commands import operator

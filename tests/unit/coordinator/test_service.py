@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coordinator.clock.effects import EntryCommitted, TickOpened
 from coordinator.clock.events import Disconnected, TimerFired
-from coordinator.clock.records import EntryCommitted, TickOpened
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import event_loop as runtime_module
 from coordinator.serving import event_streams, sessions, throttled_log

@@ -11,9 +11,8 @@ import sqlalchemy as sa
 
 from coordinator.clock import admission
 from coordinator.clock import state as limits
-from coordinator.clock.effects import Append, EndStream, Refuse
+from coordinator.clock.effects import Append, EndStream, PeerLeft, Refuse, TicketMade, TicketRevoked, TicketUsed
 from coordinator.clock.events import Connected, Reported, RevocationAsked, TicketAsked
-from coordinator.clock.records import PeerLeft, TicketMade, TicketRevoked, TicketUsed
 from coordinator.clock.state import PeerPhase
 from coordinator.commands.invites import milliseconds
 from coordinator.serving import clocks
