@@ -122,7 +122,7 @@ def _connected(host: str, port: int, seconds_max: float, proxy: HttpProxy | None
 
 # The errors behind gRPC statuses, on the side of the caller: one table for peers, the watch and the operator's commands.
 #
-# The coordinator's side of the table is `STATUS` in coordinator/serving/calls.py. Refuses to guess: a status that is not in the
+# The coordinator's side of the table is `STATUS` in coordinator/serving/doors.py. Refuses to guess: a status that is not in the
 # table is a fault of the network or of the server, and may pass.
 
 

@@ -1,6 +1,7 @@
 """What the machine decides, as values: effects, which the runtime carries out in their order, and the records among them.
 
-A record goes to the journal, and is durable before any peer is told of it."""
+A record goes to the journal, and is durable before any peer is told of it.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A payload is held when enough of the deciders report that they hold it, or when an anchor does. Deciders are the live members of
 the roster; in a run with checks only believed peers, because newcomers decide nothing and keep no peer out. In a step with
 aggregators these hold the payloads, by the same rule. The entry has the payloads that count; the samples of the others go back
-to the pool. Refuses to say when the decision is due (`steps.py`) and to judge votes itself: `trust.py` adds verdicts up."""
+to the pool. Refuses to say when the decision is due (`steps.py`) and to judge votes itself: `trust.py` adds verdicts up.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Figures (ADR 16): refuses to say what is typical while too few checks are known,
 
 Doubts (ADR 33): peers add a range up again, and say that its sum is not that of its votes. One claim alone blames nobody: it
 makes every peer add that range up again. More than half of the entry's electors, and of the peers that take part, have to find
-the same. Refuses claims about other steps, and of peers that are no electors."""
+the same. Refuses claims about other steps, and of peers that are no electors.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 readmits peers, and makes and revokes their tickets.
 
 Refuses what `admission.py` does not allow, with its reason. Refuses to make a peer ready: `agreement.py` does.
-`serving/operator_service.py` has verified the operator's signature. ADR 21."""
+`serving/operator_service.py` has verified the operator's signature. ADR 21.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ ADR 44.
 
 A journal may lose its end (a disk, a backup): peers give back the entries that this coordinator signed. Takes only what extends
 the head, and discards a step that the log has decided. Refuses to open a step before the log is as long as a peer has proven it
-to be. A second entry for one step would make two logs."""
+to be. A second entry for one step would make two logs.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.commands.options import Home, Json, settings
 from coordinator.serving.served_coordinator import Serving
-from coordinator.serving.tls import load_or_create
+from coordinator.store.home_files import load_or_create
 from protos.changes import Settings, settings_body
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError

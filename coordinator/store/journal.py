@@ -80,7 +80,7 @@ LEASE = sa.Table(
     sa.Column("expires", sa.DateTime(timezone=True), nullable=False),
     sa.Column("address", sa.String(256), nullable=False),
 )
-"""The right to write, if several coordinators share the database; coordinator/store/lease.py makes the table."""
+"""The right to write, if several coordinators share the database; coordinator/serving/election.py makes the table."""
 
 
 class JournalError(SwarmentumError):

@@ -25,7 +25,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
 from pydantic import ValidationError
 
-from coordinator.commands.invites import milliseconds
+from coordinator.commands.peers import milliseconds
 from coordinator.serving import doors as coordinator_doors
 from coordinator.web.actions import ALL as ALL_ACTIONS
 from coordinator.web.actions import Changes, Invites, wanted_settings

@@ -14,7 +14,7 @@ from coordinator.clock import state as limits
 from coordinator.clock.effects import Append, EndStream, PeerLeft, Refuse, TicketMade, TicketRevoked, TicketUsed
 from coordinator.clock.events import Connected, Reported, RevocationAsked, TicketAsked
 from coordinator.clock.state import PeerPhase
-from coordinator.commands.invites import milliseconds
+from coordinator.commands.peers import milliseconds
 from coordinator.serving import clocks
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal

@@ -12,8 +12,7 @@ import pytest
 import typer
 
 from coordinator.__main__ import app as coordinator_app
-from coordinator.commands.invites import row_of
-from coordinator.commands.peers import rows_of
+from coordinator.commands.peers import row_of, rows_of
 from coordinator.commands.run_life import line_of, shown
 from coordinator.commands.signing import OrderState
 from coordinator.serving.served_coordinator import Serving
