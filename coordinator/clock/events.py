@@ -68,7 +68,7 @@ class Claim:
 class HeldPlaces:
     """Payloads of a step that a peer holds, as a bit mask over the roster of one attempt at it.
 
-    `digest`: over their hashes (`protos.holdings.digest_of`), 32 bytes.
+    `digest`: over their hashes (`protos.slices.digest_of`), 32 bytes.
     """
 
     step: int

@@ -17,7 +17,7 @@ from operator import and_, or_
 from coordinator.clock.events import HeldPlaces
 from coordinator.clock.state import OpenStep, Quorum
 from coordinator.clock.value_copy import replace
-from protos.holdings import digest_of, places_of
+from protos.slices import digest_of, places_of
 
 Name = tuple[bytes, bytes]
 """(author, payload hash)."""

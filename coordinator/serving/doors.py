@@ -26,12 +26,11 @@ from protos.envelope import NO_RUN, Kind, VerifiedEnvelope, check, parse
 from protos.equivocation import prove
 from protos.errors import Reason, Refusal, SwarmentumError
 from protos.evaluation import evaluations_from, open_evaluation
-from protos.holdings import mask_from_bytes
 from protos.identity import peer_id
 from protos.invite import Ticket, open_ticket
 from protos.log import entry_body, equivocation_from_body, open_entry, verdict_from_body
 from protos.owner import owner_from_body
-from protos.slices import open_aggregate
+from protos.slices import mask_from_bytes, open_aggregate
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, update_pb2

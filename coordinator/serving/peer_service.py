@@ -35,7 +35,7 @@ from protos.address import block_of, network_of, site
 from protos.changes import settings_body
 from protos.envelope import Kind, VerifiedEnvelope, parse
 from protos.errors import Reason, Refusal
-from protos.holdings import mask_bytes
+from protos.slices import mask_bytes
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2

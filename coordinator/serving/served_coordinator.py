@@ -46,8 +46,8 @@ from protos.identity import Identity, short
 from protos.invite import Invite
 from protos.limits import REQUEST_BYTES_MAX
 from protos.log import run_id_of
+from protos.process import heeded
 from protos.run_config import config_from_json
-from protos.signals import heeded
 from protos.tracing import Tracing
 from protos.v1 import coordinator_pb2, coordinator_pb2_grpc, log_pb2
 

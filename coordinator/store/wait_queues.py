@@ -20,9 +20,9 @@ import structlog
 from coordinator.clock.admission import block_places, needs_ticket
 from coordinator.clock.state import PeerPhase, Run
 from coordinator.clock.value_copy import replace
-from protos.amounts import duration
 from protos.invite import Ticket
 from protos.limits import FULL
+from protos.text import duration
 
 SILENT_MS_MAX = 5 * 60_000
 """A peer asks every 20 s. A restart of the peer, or of the coordinator, takes less than this."""

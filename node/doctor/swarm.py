@@ -25,8 +25,7 @@ from node.overlay.host import Host
 from node.overlay.reach import ReachState
 from node.overlay.settings import OverlaySettings
 from node.snapshot.pieces import SnapshotManifest, open_manifest
-from node.swarm.events import Snapshot
-from node.swarm.facts import snapshot_of
+from node.swarm.facts import Snapshot, snapshot_of
 from node.training.sync import manifest_bytes
 from protos import wall_clock
 from protos.errors import NetworkError, OperatorError, SwarmentumError

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from node.model.blocks import blocks_with_weights, checkpoint_blocks, no_stream
 from node.model.device import short_copy
-from node.model.sliced_loss import loss, whole_loss
+from node.model.gradients import loss, whole_loss
 from node.model.spec import REFUSALS, ModelError, ModelSpec, build_in_mode, build_meta, parameter_count
 from protos.errors import OperatorError
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import structlog
 
 from node.overlay.reach import Access
-from node.swarm.events import Event, Failed, Snapshot, Welcome
+from node.swarm.facts import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import JoinFacts
 from node.swarm.outbox import Outbox
 from node.swarm.session import Session

@@ -11,12 +11,11 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from node.blobs.audience import Audience
+from node.blobs.turns import Audience
 from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
 from node.overlay.host import Host
-from node.swarm.events import Snapshot, Welcome
-from node.swarm.facts import AgreedSnapshots, snapshot_of
+from node.swarm.facts import AgreedSnapshots, Snapshot, Welcome, snapshot_of
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
 from node.swarm.view import View

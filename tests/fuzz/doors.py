@@ -31,10 +31,9 @@ from coordinator.web.actions import ALL as ALL_ACTIONS
 from coordinator.web.actions import Changes, Invites, wanted_settings
 from coordinator.web.requests import Request
 from node.archive import files
-from node.blobs.audience import Audience
 from node.blobs.blobs import BlobServer, HolderStreams, Stream, WireBytes
 from node.blobs.fetcher import Asking
-from node.blobs.turns import Attempt
+from node.blobs.turns import Attempt, Audience
 from node.control.control_server import answered
 from node.data import manifest as shard_manifest
 from node.optim.base import BaseConfig

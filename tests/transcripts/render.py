@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from coordinator.clock import effects, events
-from protos.holdings import places_of
 from protos.identity import short
 from protos.log import Entry
+from protos.slices import places_of
 from protos.tick import Tick
 from tests.unit.coordinator.driver import Swarm, key, sha
 

@@ -57,11 +57,10 @@ from coordinator.clock.state import (
     Run,
 )
 from protos.assignment import Range, assign, merge
-from protos.holdings import digest_of as digest_over
-from protos.holdings import mask_of
 from protos.log import Entry, entry_body, entry_hash
 from protos.run_config import ClockConfig, RunConfig
-from protos.slices import Aggregate, Slice, sum_in
+from protos.slices import Aggregate, Slice, mask_of, sum_in
+from protos.slices import digest_of as digest_over
 from protos.tick import Tick
 
 RUN_ID = bytes([7]) * 32

@@ -40,12 +40,12 @@ from coordinator.clock.state import PeerPhase, Phase
 from protos.assignment import Range
 from protos.changes import settings_of
 from protos.equivocation import Offence
-from protos.holdings import digest_of as digest_over
-from protos.holdings import mask_of
 from protos.log import Equivocation, Exclusion
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import EvaluationConfig
 from protos.run_sections import OperatorsConfig
+from protos.slices import digest_of as digest_over
+from protos.slices import mask_of
 from protos.tick import Tick
 from tests.unit.coordinator.driver import (
     LAYOUT,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.swarm import follower as module
-from node.swarm.events import Agreed, Failed, Finished
+from node.swarm.facts import Agreed, Failed, Finished
 from node.swarm.follower import Follower
 from protos.errors import NetworkError, RefusedError
 from protos.pinned import SessionLostError
