@@ -91,7 +91,6 @@ class FlowDirection:
 
 
 STREAM_IDLE_SECONDS_MAX = 20.0
-IMPATIENT_BYTES_A_SECOND = 64_000
 PATIENT_BYTES_A_SECOND = 2_000
 # A server keeps an idle blob stream for this long. `turns.py` bounds those of a server, `HolderStreams` those of a client.
 STREAM_KEPT_SECONDS = 900.0

@@ -23,12 +23,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from node.blobs import blobs
 from protos.waits import Waits
 
 # A holder has this long for a blob, and a second more for so many bytes. The lower time counts while the peer could ask other
 # holders; after that, the time that a modem needs counts. So a holder that sends a byte now and then delays no peer.
 IMPATIENT_SECONDS = 3.0
+IMPATIENT_BYTES_A_SECOND = 64_000
 # The peer asks the next holder beside a holder that has been silent for this long, and at most so many side by side.
 HEDGE_SECONDS = 1.0
 ATTEMPTS_MAX = 4
@@ -82,7 +82,7 @@ class Attempt:
     def quiet_at(self) -> float:
         """As `silent_at`, for a puller in haste: not later, and not before twice the holder's usual time."""
         haste, usual = (
-            HASTE_SECONDS + (self.total - self.resumed) / blobs.IMPATIENT_BYTES_A_SECOND,
+            HASTE_SECONDS + (self.total - self.resumed) / IMPATIENT_BYTES_A_SECOND,
             2 * self.usual_seconds,
         )
         return min(self.silent_at, self.progress_at + max(haste, usual))
@@ -90,7 +90,7 @@ class Attempt:
     @property
     def late_at(self) -> float:
         """The time at which the holder counts as too slow while the peer has not asked all others."""
-        return self.began_at + IMPATIENT_SECONDS + (self.total - self.resumed) / blobs.IMPATIENT_BYTES_A_SECOND
+        return self.began_at + IMPATIENT_SECONDS + (self.total - self.resumed) / IMPATIENT_BYTES_A_SECOND
 
 
 class Turns:

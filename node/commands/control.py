@@ -50,7 +50,7 @@ def pause(
 ) -> None:
     """Stop the training of a peer on this machine. The peer stays in the run, applies the log, and keeps its place."""
     if until is not None:
-        from node.donor.machine import zone_fault
+        from node.donor.owner_machine import zone_fault
 
         if fault := zone_fault(os.environ):
             raise OperatorError(f"--until {until}: {fault}, or give --for")

@@ -27,7 +27,7 @@ from node.data.corpus import look_at
 from node.data.sources import Source
 from node.data.tally import SHARE_MAX
 from node.doctor.doctor_facts import Devices, Here, OwnText, Seat
-from node.donor import machine
+from node.donor import owner_machine
 from node.earlier_settings import TCP_ALONE
 from node.model.device import DeviceError, autocast, devices, pick_device, room_of, short_copy
 from node.model.gradients import accumulate_gradients
@@ -89,7 +89,7 @@ def here(settings: PeerSettings) -> Here:
         quic=settings.overlay().quic,
         port_fault=port_fault(settings),
         on_battery=on_battery(SYSFS),
-        keeps_awake=machine.command() is not None,
+        keeps_awake=owner_machine.command() is not None,
         versions=versions(),
     )
 

@@ -39,8 +39,8 @@ from node.swarm.pulls import Pulls
 from node.swarm.pushes import Pusher, PushServer
 from node.swarm.reporter import Reporter
 from node.swarm.runtime import Runtime
-from node.swarm.sums import Addends, Aggregator, Auditor
 from node.swarm.view import Counters, View
+from node.swarm.vote_sums import Addends, Aggregator, Auditor
 from protos.errors import Refusal, RefusedError, SwarmentumError
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity

@@ -19,10 +19,10 @@ from node.blobs.blobs import FlowDirection, WireBytes
 from node.blobs.payloads import Payloads
 from node.config import BYTES_A_MBIT, PeerSettings
 from node.data.shard_cache import Cache
-from node.donor import machine
+from node.donor import owner_machine
 from node.donor.caps import Kept, Month, allowed
 from node.donor.live import Applies, Live
-from node.donor.machine import GpuPrograms, Machine
+from node.donor.owner_machine import GpuPrograms, Machine
 from node.donor.owner_settings import CONDITIONS, LiveSettings, MachineFacts, State, decide, states
 from node.model.device import limit
 from node.swarm.view import Counters
@@ -157,7 +157,7 @@ class ResourceLimits:
         self._settings = settings
         fixed = {} if alone else {"threads": SEVERAL, "gpu_memory": SEVERAL}
         fixed |= {} if trains else dict.fromkeys((*CONDITIONS, "gpu_memory"), NO_TRAINING)
-        applies: dict[str, Applies] = {"nice": Priority().set, "keep_awake": machine.check}
+        applies: dict[str, Applies] = {"nice": Priority().set, "keep_awake": owner_machine.check}
         if trains:
             applies["gpu_memory"] = lambda part: limit(device(), part)
         self.live = Live(settings.home, settings, applies, fixed)
@@ -176,7 +176,7 @@ class ResourceLimits:
         self._disk_limited, self._relayed = settings.disk_gb is not None, 0
         self._family = None if alone else os.getppid()
         self._watch: ConditionWatch | None = None
-        self._awake = machine.Awake(log)
+        self._awake = owner_machine.Awake(log)
 
     def watch(self, trainer: Trainer, payloads: Payloads, shelves: Sequence[Cache]) -> None:
         """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways.

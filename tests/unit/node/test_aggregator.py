@@ -15,8 +15,8 @@ from node.optim.votes import sums
 from node.swarm.collector import COPIES_EACH, Collector, sources_of
 from node.swarm.facts import Resync
 from node.swarm.outbox import Outbox
-from node.swarm.sums import Addends, Aggregator
 from node.swarm.view import View
+from node.swarm.vote_sums import Addends, Aggregator
 from node.wire.codec import Update, payload_hash
 from node.wire.validate import UpdateDoor, encode, longest_sums
 from protos.assignment import Range, SampleShare

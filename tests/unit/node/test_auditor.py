@@ -10,8 +10,8 @@ import pytest
 from node.assemble import LateDoor
 from node.optim.votes import sums
 from node.swarm.facts import FoundFalse
-from node.swarm.sums import Addends, Auditor
 from node.swarm.view import View
+from node.swarm.vote_sums import Addends, Auditor
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor, aggregate, is_sum
 from protos.checks import AUDIT_EVERY, AUDIT_STEPS, audited
