@@ -21,7 +21,7 @@ from node.blobs.payloads import Payloads
 from node.building import Own, own_start, replica_of, vote_size
 from node.config import PeerSettings
 from node.control.control_server import ControlServer
-from node.donor.caps import BYTES_A_GB, Kept, allowed
+from node.donor.live import BYTES_A_GB, Kept, allowed
 from node.export.card import facts_of
 from node.export.model_folder import check_folder, export, first_look, writer
 from node.join_failures import Failing, telling

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from protos.accounts import Owner
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, PUBLIC_KEY_BYTES
-from protos.owner import Owner
 from protos.run_config import RunConfig
 from protos.text import finite, printable
 from protos.v1 import coordinator_pb2 as pb

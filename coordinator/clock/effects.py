@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protos.accounts import Owner
 from protos.changes import Settings
 from protos.equivocation import Offence
 from protos.invite import Ticket
 from protos.log import Contribution, Entry, Verdict
 from protos.orders import End
-from protos.owner import Owner
 from protos.tick import Tick
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.clock.effects import EntryCommitted, SnapshotFact
+from protos.accounts import NOBODY, Owner
 from protos.changes import Settings
 from protos.equivocation import Offence
 from protos.invite import Ticket
 from protos.log import Verdict
-from protos.owner import NOBODY, Owner
 from protos.slices import Aggregate
 
 

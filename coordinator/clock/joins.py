@@ -7,7 +7,7 @@ Refuses what `admission.py` does not allow, with its reason. Refuses to make a p
 
 from __future__ import annotations
 
-from coordinator.clock import admission, aggregation, agreement, holder_counts, memory, operator_orders, transitions
+from coordinator.clock import admission, aggregation, agreement, holder_counts, memory, operator_orders, run_changes
 from coordinator.clock.effects import (
     Append,
     Denial,
@@ -64,7 +64,7 @@ def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
         state_digest=b"",
         paused_since_ms=None,
     )
-    run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.ABSENT))
+    run = run_changes.with_peer(run, run_changes.move_peer(peer, PeerPhase.ABSENT))
     if event.anchor and not run.layout_digest:
         run, more = agreement.fix_layout(run, event.layout_digest, event.parameters)
         effects += more
@@ -105,8 +105,8 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
         if room.instead_of:
             run, effects = _make_room(run, room.instead_of)
         since = peer.syncing_since_ms or now_ms  # of all its lives, until it has the state
-        syncing = replace(transitions.move_peer(peer, PeerPhase.SYNCING), gone=False, syncing_since_ms=since)
-        run = transitions.with_peer(run, syncing)
+        syncing = replace(run_changes.move_peer(peer, PeerPhase.SYNCING), gone=False, syncing_since_ms=since)
+        run = run_changes.with_peer(run, syncing)
     if run.step is not None:
         left = max(run.step.deadline_at_ms - now_ms, 0)
         effects += [SendTick(run.step.tick, left, to=public_key), *aggregation.request_for(run, public_key)]
@@ -119,7 +119,7 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
 
 def _make_room(run: Run, public_key: bytes) -> Outcome:
     """A peer gives its place to a peer with a better claim. The first peer gets the reason when it joins again."""
-    run = transitions.with_peer(run, replace(transitions.move_peer(run.peers[public_key], PeerPhase.ABSENT), gone=True))
+    run = run_changes.with_peer(run, replace(run_changes.move_peer(run.peers[public_key], PeerPhase.ABSENT), gone=True))
     return run, [EndStream(public_key)]
 
 
@@ -128,7 +128,7 @@ def disconnected(run: Run, event: Disconnected) -> Outcome:
     peer = run.peers.get(event.public_key)
     if peer is None:
         return run, []
-    run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+    run = run_changes.with_peer(run, replace(run_changes.move_peer(peer, PeerPhase.ABSENT), gone=True))
     awaited = run.step is not None and event.public_key in run.roster and event.public_key not in run.left
     if event.leaving and awaited and run.config.clock.strict:
         # Strict steps wait for absent peers, but not for a peer that left for good.

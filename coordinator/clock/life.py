@@ -13,7 +13,7 @@ to be. A second entry for one step would make two logs.
 
 from __future__ import annotations
 
-from coordinator.clock import admission, memory, operator_orders, rules, setting_changes, transitions
+from coordinator.clock import admission, memory, operator_orders, rules, run_changes
 from coordinator.clock.effects import (
     Arm,
     DecayStarted,
@@ -74,7 +74,7 @@ def returned(run: Run, event: EntriesReturned, now_ms: int) -> Outcome:
         return run, effects
     for peer in run.trainers:
         if peer.applied_step < run.head_step - 1:
-            run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.SYNCING))
+            run = run_changes.with_peer(run, run_changes.move_peer(peer, PeerPhase.SYNCING))
     if run.phase is Phase.FINISHED:
         effects.append(Arm(run.finish_by_ms))
     run = replace(run, lost_until=max(run.lost_until, event.newest_step))
@@ -114,9 +114,9 @@ def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
         case FinishAsked():
             return ended(run, event.reason, now_ms)
         case DecayAsked():
-            return memory.written(run, DecayStarted(setting_changes.decided_next(run), event.steps))
+            return memory.written(run, DecayStarted(run_changes.decided_next(run), event.steps))
         case ChangeAsked():
-            run, effects = memory.written(run, SettingsChanged(setting_changes.decided_next(run), event.settings))
+            run, effects = memory.written(run, SettingsChanged(run_changes.decided_next(run), event.settings))
             return run, [*effects, *_told(run, event)]
         case ArchiveAsked():
             here = [key for key, peer in sorted(run.peers.items()) if peer.is_here]
@@ -166,7 +166,7 @@ def _told(run: Run, wish: _Wish) -> list[Effect]:
         case FinishAsked():
             return [SendNotice(NoticeKind.WAITING, str(run.ended)), Arm(run.finish_by_ms)]
         case ChangeAsked():
-            return [SendNotice(NoticeKind.WAITING, f"{words(run)}; {setting_changes.said(run.changes[-1])}")]
+            return [SendNotice(NoticeKind.WAITING, f"{words(run)}; {run_changes.said(run.changes[-1])}")]
 
 
 def _alone(run: Run, event: Steered) -> str:
@@ -210,9 +210,7 @@ def _refusal(run: Run, event: Steered | ExclusionAsked) -> str:
             return _no_decay(run, event)
         case ChangeAsked():
             missed = is_missed(run)
-            return (
-                f"the settings cannot change yet: {missed}" if missed else setting_changes.refusal(run, event.settings)
-            )
+            return f"the settings cannot change yet: {missed}" if missed else run_changes.refusal(run, event.settings)
         case FinishAsked():  # a longer log may come back, and no entry may follow the end
             missed = is_missed(run)
             return f"the run cannot end yet: {missed}" if missed else ""
@@ -225,7 +223,7 @@ def _no_archive(run: Run, event: ArchiveAsked) -> str:
 
 
 def _no_decay(run: Run, event: DecayAsked) -> str:
-    optimizer, steps, after = run.config.optimizer, run.config.clock.steps, setting_changes.decided_next(run)
+    optimizer, steps, after = run.config.optimizer, run.config.clock.steps, run_changes.decided_next(run)
     if optimizer.schedule not in ("wsd", "constant"):
         return f"the run's optimizer.schedule is {optimizer.schedule}, which decays by itself; a decay needs wsd or constant"
     if run.decay is not None:

@@ -5,7 +5,7 @@ Goes as far as the rules allow now, and refuses to wait: an `Arm` asks for the t
 
 from __future__ import annotations
 
-from coordinator.clock import aggregation, agreement, electorate, entry_decision, life, memory, rules, transitions
+from coordinator.clock import aggregation, agreement, electorate, entry_decision, life, memory, rules, run_changes
 from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendNotice, SendTick, TickOpened
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
@@ -220,7 +220,7 @@ def _after_commit(run: Run, now_ms: int) -> Outcome:
         return replace(run, reason="the last step is committed; peers are applying it"), [Arm(run.finish_by_ms)]
     for peer in run.trainers:
         if peer.applied_step < run.head_step - 1:
-            run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.SYNCING))
+            run = run_changes.with_peer(run, run_changes.move_peer(peer, PeerPhase.SYNCING))
     run, effects = _try_open(run, now_ms)
     if run.phase is Phase.WAITING:
         effects.append(SendNotice(NoticeKind.WAITING, run.reason))

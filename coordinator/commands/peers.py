@@ -16,10 +16,10 @@ from rich.text import Text
 
 from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, operator_at
 from coordinator.commands.signing import show_order
+from protos.accounts import NOBODY, shown_owner
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of, short
 from protos.limits import TICKET_MS_MAX, TICKET_USES_MAX
-from protos.owner import NOBODY, shown_owner
 from protos.run_facts import peer_values
 from protos.text import print_json, printable
 from protos.v1 import coordinator_pb2 as pb

@@ -21,6 +21,7 @@ from coordinator.serving.hub import Hub
 from coordinator.serving.sessions import Sessions
 from coordinator.store.journal import JournalError
 from protos import limits
+from protos.accounts import owner_from_body
 from protos.address import usable
 from protos.envelope import NO_RUN, Kind, VerifiedEnvelope, check, parse
 from protos.equivocation import prove
@@ -29,7 +30,6 @@ from protos.evaluation import evaluations_from, open_evaluation
 from protos.identity import peer_id
 from protos.invite import Ticket, open_ticket
 from protos.log import entry_body, equivocation_from_body, open_entry, verdict_from_body
-from protos.owner import owner_from_body
 from protos.slices import mask_from_bytes, open_aggregate
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
@@ -75,7 +75,7 @@ STATUS: dict[type[SwarmentumError], grpc.StatusCode] = {
     StandsByError: grpc.StatusCode.UNAVAILABLE,
     JournalError: grpc.StatusCode.UNAVAILABLE,
 }
-"""The gRPC status of each error of a call. `protos.pinned.error_of` is the other side of this table."""
+"""The gRPC status of each error of a call. `protos.calls.error_of` is the other side of this table."""
 
 
 def status_of(error: SwarmentumError) -> grpc.StatusCode:

@@ -23,13 +23,13 @@ from coordinator.clock.state import Peer, PeerPhase, Run
 from coordinator.store.journal import Journal
 from protos import limits
 from protos.address import Address, Network, shown, usable
+from protos.calls import BYTES_MIN, pack
 from protos.changes import settings_body
 from protos.errors import SwarmentumError
 from protos.identity import Identity, peer_id
 from protos.limits import STATES_MAX
 from protos.log import contributions_body, open_entry
 from protos.orders import seal_end
-from protos.packing import BYTES_MIN, pack
 from protos.start import StartingState
 from protos.tick import seal_tick
 from protos.v1 import coordinator_pb2 as pb

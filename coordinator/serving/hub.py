@@ -24,10 +24,10 @@ from coordinator.serving.metrics import Failures, Metrics, StepTraces
 from coordinator.store.checkpoint import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.wait_queues import Line, QueuePace, WaitQueues, waiting
+from protos.accounts import owner_body
 from protos.address import is_relayed
 from protos.identity import Identity
 from protos.log import run_id_of
-from protos.owner import owner_body
 from protos.run_facts import STATUS_EXCLUSIONS_MAX, STATUS_PEERS_MAX
 from protos.start import StartingState
 from protos.tracing import Tracing

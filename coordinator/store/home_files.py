@@ -31,9 +31,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
+from protos.calls import TLS_NAME
 from protos.disk import PRIVATE_MODE, check_no_folder, replace_bytes, write_bytes, writing
 from protos.errors import OperatorError
-from protos.pinned import TLS_NAME
 
 LOGIN_FILE: Final = "web-login.json"
 LINK_SECONDS_MAX: Final = 300.0

@@ -24,8 +24,7 @@ from node.config import PeerSettings
 from node.doctor import lines, machine_probes, run_lines, swarm
 from node.doctor.doctor_facts import Fault, Found, fault_of
 from node.doctor.lines import Line, Severity
-from node.donor.caps import Month
-from node.donor.live import Live
+from node.donor.live import Live, Month
 from node.donor.owner_machine import Machine
 from node.donor.owner_settings import State, states
 from protos.errors import SwarmentumError

@@ -14,8 +14,8 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from protos.accounts import name_of
 from protos.example import allowed
-from protos.owner import name_of
 from protos.text import amount, duration
 from protos.toml_file import OFF
 

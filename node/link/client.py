@@ -18,14 +18,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from node.link.coordinators import Coordinators, CoordinatorWays
 from node.link.report_stream import Telling
 from protos import limits as contract
+from protos.calls import BusyError, error_of, pinned_aio_channel, unpack
 from protos.envelope import Kind, parse, seal, unsigned
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.http_proxy import HttpProxy
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
-from protos.packing import unpack
-from protos.pinned import BusyError, error_of, pinned_aio_channel
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.run_facts import bounded
 from protos.start import start_of

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import structlog
 
+from protos.calls import fetch_certificate, way_of
 from protos.disk import DiskError, write_bytes, writing
 from protos.http_proxy import HttpProxy
 from protos.invite import COORDINATORS_MAX
 from protos.limits import ADDRESS_BYTES_MAX
-from protos.pinned import fetch_certificate, way_of
 
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
+from protos.calls import error_of
 from protos.errors import NetworkError, SwarmentumError
-from protos.pinned import error_of
 from protos.v1 import coordinator_pb2 as pb
 
 MOVED = "this peer has moved to another coordinator, and sends the report there"

@@ -24,10 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from node.config import PeerSettings
 from node.data.samples import Batch
 from node.donor.live import Live
-from node.model.blocks import blocks_of
 from node.model.device import autocast, limit
 from node.model.gradients import GradResult, Pace, loss, to_device
-from node.model.size import Effort
+from node.model.size import Effort, blocks_of
 from node.model.spec import ModelSpec, build
 from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest

@@ -34,10 +34,10 @@ from node.swarm.view import View
 from node.swarm.vote_sums import Aggregator, Auditor
 from protos import limits
 from protos.assignment import assign
+from protos.calls import BehindError, SessionLostError
 from protos.envelope import Kind, parse
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.orders import open_end
-from protos.pinned import BehindError, SessionLostError
 from protos.text import printable
 from protos.tick import open_tick
 from protos.v1 import coordinator_pb2 as pb

@@ -19,11 +19,11 @@ from node.swarm.facts import AgreedSnapshots, Snapshot, Welcome, snapshot_of
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
+from protos.accounts import owner_body
 from protos.changes import settings_from_body
 from protos.errors import NetworkError, RefusedError
 from protos.identity import peer_id
 from protos.limits import PROCESS_BYTES
-from protos.owner import owner_body
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.waits import Again

@@ -20,8 +20,7 @@ from node.blobs.payloads import Payloads
 from node.config import BYTES_A_MBIT, PeerSettings
 from node.data.shard_cache import Cache
 from node.donor import owner_machine
-from node.donor.caps import Kept, Month, allowed
-from node.donor.live import Applies, Live
+from node.donor.live import Applies, Kept, Live, Month, allowed
 from node.donor.owner_machine import GpuPrograms, Machine
 from node.donor.owner_settings import CONDITIONS, LiveSettings, MachineFacts, State, decide, states
 from node.model.device import limit
@@ -29,8 +28,8 @@ from node.swarm.view import Counters
 from node.training.keeper import StepRecorder
 from node.training.loop import Trainer
 from node.training.throttle import Throttle
+from protos.accounts import NOBODY, Owner
 from protos.errors import NetworkError, OperatorError
-from protos.owner import NOBODY, Owner
 
 LOOK_SECONDS = 5.0
 STOP_SECONDS_MAX = 5.0

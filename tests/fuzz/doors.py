@@ -49,7 +49,7 @@ from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
 from node.swarm.view import View
 from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor, open_aggregate
-from protos import packing
+from protos import calls
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, SampleShare
 from protos.changes import changed_values, settings_body, settings_from_body, settings_of, with_settings
@@ -450,7 +450,7 @@ def packed(data: bytes) -> None:
     """A message that is packed against the one before, as a coordinator may send it."""
     for before in (b"", HASH * 100):
         with suppress(Refusal):
-            parse(coordinator_pb2.Decided, packing.unpack(data, before, 1 << 16))
+            parse(coordinator_pb2.Decided, calls.unpack(data, before, 1 << 16))
 
 
 def _archived_records(data: bytes) -> None:
@@ -612,7 +612,7 @@ def seeds() -> dict[str, list[bytes]]:
             len(archived).to_bytes(4, "big") + archived,
             files.layout_text(SHAPES, {"table": "table"}).encode(),
         ],
-        "packed": [packing.pack(sealed(Kind.KIND_TICK, HASH), before) for before in (b"", HASH * 100)],
+        "packed": [calls.pack(sealed(Kind.KIND_TICK, HASH), before) for before in (b"", HASH * 100)],
         "pushed-votes": [bytes([len(pushed)]) + pushed + b"votes"],
         "reach": [b"\x02\x00\x50\x01\xbb", b"\x01\x0811.0.0.2\x01\x00", b"\x00\x0484.1"],
         "control": [b'"command": "me", "steps": 3}', b'{"command": "me"}'],

@@ -23,12 +23,12 @@ from coordinator.serving.served_coordinator import Serving, _listen
 from coordinator.store import backup, home_files
 from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient
+from protos.calls import pinned_aio_channel
 from protos.envelope import NO_RUN, Kind, seal
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.limits import NONCE_BYTES
 from protos.log import FORMAT_VERSION, run_id_of
-from protos.pinned import pinned_aio_channel
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc

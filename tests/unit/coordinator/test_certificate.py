@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from grpc_health.v1 import health, health_pb2_grpc
 
 from coordinator.store import home_files
-from protos.pinned import out_of_date
+from protos.calls import out_of_date
 from tests.unit.connect_proxy import connect_proxy
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
@@ -26,7 +26,7 @@ ASK = """
 import sys
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.errors import SwarmentumError
-from protos.pinned import fetch_certificate, pinned_channel, way_of
+from protos.calls import fetch_certificate, pinned_channel, way_of
 address, sha256 = sys.argv[1], bytes.fromhex(sys.argv[2])
 proxy = way_of(address)
 try:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.clock import admission, holder_counts, rules, transitions
+from coordinator.clock import admission, holder_counts, rules, run_changes
 from coordinator.clock.effects import (
     Effect,
     Equivocated,
@@ -860,7 +860,7 @@ def test_a_tally_counts_as_one_by_one(masks: list[int], needed: int) -> None:
 
 
 def test_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "PEERS_KEPT", 6)
+    monkeypatch.setattr(run_changes, "PEERS_KEPT", 6)
     harness = opened(2)
     contribute(harness, 0, 1)
     for n in range(10, 40):

@@ -10,9 +10,9 @@ from coordinator.clock.events import Connected, Reported
 from node.archive import ledger
 from node.commands import status
 from node.link.run_reader import read_facts
+from protos.accounts import NOBODY, Owner
 from protos.errors import RefusedError
 from protos.limits import OWNER_STEPS_MIN
-from protos.owner import NOBODY, Owner
 from protos.v1 import coordinator_pb2 as pb
 from tests.unit.coordinator.driver import LAYOUT, Harness, config, digest_of, joined, key, snapshot_at
 from tests.unit.coordinator.serving import Served, peers, served

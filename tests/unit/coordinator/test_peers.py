@@ -19,11 +19,11 @@ from coordinator.commands.peers import peer_named
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal
 from protos import limits
+from protos.calls import SessionLostError
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity, peer_id
 from protos.log import Exclusion, run_id_of
-from protos.pinned import SessionLostError
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from coordinator.clock import effects
 from coordinator.store.journal import Journal
+from protos.accounts import Owner
 from protos.assignment import Range, SampleShare
 from protos.changes import settings_of
 from protos.envelope import Kind, seal
@@ -21,7 +22,6 @@ from protos.identity import Identity
 from protos.invite import Ticket
 from protos.log import Contribution, Entry, Equivocation, Exclusion, Verdict, entry_body, entry_hash, lr_to_bits
 from protos.orders import End, OperatorOrder, order_body
-from protos.owner import Owner
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2, update_pb2

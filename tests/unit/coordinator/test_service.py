@@ -15,13 +15,13 @@ from coordinator.clock.events import Disconnected, TimerFired
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import event_loop as runtime_module
 from coordinator.serving import following, sessions, throttled_log
-from protos import limits, packing
+from protos import calls, limits
+from protos.calls import BehindError, SessionLostError, fetch_certificate
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
 from protos.limits import HOLDINGS_MAX
 from protos.log import Chain, open_entry, seal_entry
-from protos.pinned import BehindError, SessionLostError, fetch_certificate
 from protos.run_config import RunConfig, TrustConfig
 from protos.tick import tick_body
 from protos.v1 import coordinator_pb2 as pb
@@ -550,7 +550,7 @@ async def test_an_entry_and_its_tick_are_packed_against_those_before(
 
     def pack(data: bytes, before: bytes) -> bytes:
         packed.append((data, before))
-        return packing.pack(data, before)
+        return calls.pack(data, before)
 
     monkeypatch.setattr(following, "pack", pack)
     async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:

@@ -19,12 +19,12 @@ from coordinator.serving import clocks
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient
+from protos.calls import SessionLostError
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity
 from protos.invite import Invite, Ticket, seal_ticket
 from protos.log import run_id_of
-from protos.pinned import SessionLostError
 from protos.run_config import RunConfig
 from protos.run_sections import AdmissionConfig
 from protos.v1 import coordinator_pb2 as pb

@@ -227,8 +227,8 @@ def test_newcomers_and_peers_in_doubt_do_not_say_what_is_typical() -> None:
         found = [verdict(n, 5, difference=1000.0) for n in range(3)]
         return trust.judge(ON, standings, RecentChecks(), found, [key(5)])[1].differences
 
-    assert findings(Standing(counted=True)) == (1000.0,)
-    assert findings(Standing()) == findings(Standing(counted=True, score=1.0)) == ()
+    assert typical(Standing(counted=True)) == (1000.0,)
+    assert typical(Standing()) == findings(Standing(counted=True, score=1.0)) == ()
 
 
 def alike(subject: int, like: int, overlap: float = 1.0, difference: float = GOOD_DIFFERENCE) -> list[Verdict]:

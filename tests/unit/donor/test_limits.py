@@ -19,8 +19,7 @@ from node.blobs.payloads import Payloads
 from node.doctor import lines
 from node.doctor.lines import Severity
 from node.donor import owner_machine
-from node.donor.caps import Kept, allowed, disk_for
-from node.donor.live import Live
+from node.donor.live import Kept, Live, allowed, disk_for
 from node.donor.owner_settings import LiveSettings
 from node.model.device import DeviceMemory, limit, within
 from protos.errors import OperatorError

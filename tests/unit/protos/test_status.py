@@ -9,8 +9,8 @@ from coordinator.serving.following import FullError, NotJoinedError
 from coordinator.serving.following import PeerAheadError as Behind
 from coordinator.serving.following import ReadersBusyError as TooMany
 from coordinator.store.journal import FencedError, JournalError
+from protos.calls import BehindError, BusyError, SessionLostError, error_of
 from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError
-from protos.pinned import BehindError, BusyError, SessionLostError, error_of
 
 MEANINGS: dict[type[SwarmentumError], type[SwarmentumError]] = {
     Refusal: RefusedError,
