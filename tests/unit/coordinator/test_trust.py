@@ -228,7 +228,7 @@ def test_newcomers_and_peers_in_doubt_do_not_say_what_is_typical() -> None:
         return trust.judge(ON, standings, RecentChecks(), found, [key(5)])[1].differences
 
     assert typical(Standing(counted=True)) == (1000.0,)
-    assert typical(Standing()) == findings(Standing(counted=True, score=1.0)) == ()
+    assert typical(Standing()) == typical(Standing(counted=True, score=1.0)) == ()
 
 
 def alike(subject: int, like: int, overlap: float = 1.0, difference: float = GOOD_DIFFERENCE) -> list[Verdict]:
