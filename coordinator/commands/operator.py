@@ -26,8 +26,8 @@ from protos.identity import Identity
 from protos.invite import Invite, seal_ticket, ticket_from_body
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
-from protos.public_runs import list_text, sealed_run
 from protos.run_config import RunConfig, config_from_json
+from protos.run_facts import list_text, sealed_run
 from protos.start import StartingState, start_body
 from protos.text import as_line
 from protos.v1 import coordinator_pb2 as pb

@@ -17,7 +17,7 @@ from rich.console import Console
 from node.commands.options import Json, need_node_extra
 from protos.address import is_web, web_problem
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
-from protos.public_runs import AHEAD_SECONDS, LIST_BYTES_MAX, open_runs
+from protos.run_facts import AHEAD_SECONDS, LIST_BYTES_MAX, open_runs
 from protos.text import count, duration, print_json, printable
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from node.link.coordinators import Coordinators, CoordinatorWays
-from node.link.report_stream import Telling
+from node.link.coordinators import Coordinators, CoordinatorWays, Telling
 from protos import limits as contract
 from protos.calls import BusyError, error_of, pinned_aio_channel, unpack
 from protos.envelope import Kind, parse, seal, unsigned

@@ -71,8 +71,8 @@ from protos.log import (
     summed_entry,
 )
 from protos.orders import open_end
-from protos.public_runs import list_text, open_runs, sealed_run
 from protos.run_config import RunConfig, config_from_json
+from protos.run_facts import list_text, open_runs, sealed_run
 from protos.slices import Aggregate, joined, list_bytes
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
