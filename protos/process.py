@@ -22,7 +22,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -42,9 +42,9 @@ def keep_path_safe(environment: MutableMapping[str, str] = os.environ) -> None:
     environment[SAFE_PATH_VARIABLE] = "1"
 
 
-def safe_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """A copy of an environment in which each Python leaves the working folder out."""
-    made = dict(environment)
+def safe_environment() -> dict[str, str]:
+    """A copy of this process's environment in which each Python leaves the working folder out."""
+    made = dict(os.environ)
     keep_path_safe(made)
     return made
 

@@ -210,12 +210,12 @@ class CoordinatorClient:
                 await self.move()
             await asyncio.sleep(waits.next())
 
-    async def may_join(self, *, anchor: bool = False) -> str:
+    async def may_join(self) -> str:
         """Raise RefusedError with the reason if the coordinator would not admit this peer with any model.
 
         Returns the IP address from which the coordinator sees this machine; empty if the coordinator does not say.
         """
-        body = pb.JoinBody(anchor=anchor)
+        body = pb.JoinBody()
         seen_from = await self._prepare(body)
         await self._call("MayJoin", pb.MayJoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
         return seen_from
