@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from node.control.owner_requests import OwnerRequests
+from node.control.control_server import OwnerRequests
 from node.control.vote_history import VoteHistory
 from node.data.samples import PacedSamples, Samples
 from node.mirror.snapshot_mirrors import SnapshotPlaces
@@ -30,7 +30,7 @@ from node.optim.votes.groups import NotANumber
 from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore, drawn
 from node.swarm.api import Swarm
-from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
+from node.swarm.facts import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import JoinFacts
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
