@@ -112,7 +112,7 @@ def download(model: str) -> HubModel:
         if revision is None:
             raise RefusedError(f"{repo_id}: the hub names no revision of it")
         folder = snapshot_download(
-            repo_id, revision=revision, allow_patterns=[*WEIGHT_PATTERNS, "config.json", "tokenizer.json"]
+            repo_id, revision=revision, allow_patterns=[*WEIGHT_PATTERNS, "*config.json", "tokenizer.json"]
         )
     return HubModel(repo_id, revision, Path(folder))
 
