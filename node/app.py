@@ -94,7 +94,7 @@ def join(
     stage = stage or Stage()
     invite = Invite.parse(invite_link)
     if export_to is not None:
-        check_folder(export_to)
+        check_folder(export_to, invite.run_id.hex())
     lock = lock_home(settings.home, "peer")
     stop = stop or Stop(stage.close)
     try:

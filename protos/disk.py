@@ -51,6 +51,14 @@ def sync_file(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
+def sync_files(folder: Path) -> None:
+    """Put the files of a folder on the disk, which somebody else wrote."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+
+
 def sync_folder(folder: Path) -> None:
     """Put the folder's own entries on the disk: a rename alone may be lost with the power."""
     with _opened(folder) as handle:
@@ -80,22 +88,31 @@ def new_folder(folder: Path) -> Iterator[Path]:
     whole = folder.absolute()
     there = whole.exists()  # perhaps a mount, which no rename replaces
     beside, prefix = (whole, ".new-") if there else (whole.parent, f".{whole.name}.new-")
-    _remove_killed(beside, prefix)
+    remove_killed(beside, prefix)
     if there and any(whole.iterdir()):
         raise OperatorError(f"{folder} is not empty: give a new or an empty folder, or move what is there away")
+    with writing(folder), begun_folder(beside, prefix) as fresh:
+        yield fresh
+        if there:
+            for path in sorted(fresh.iterdir()):
+                path.rename(whole / path.name)
+        else:
+            fresh.rename(whole)
+
+
+@contextmanager
+def begun_folder(beside: Path, prefix: str) -> Iterator[Path]:
+    """A folder of this process to fill and to rename, below `beside`; it is gone after the block, if no rename took it.
+
+    Raises OSError.
+    """
     fresh = beside / f"{prefix}{os.getpid()}"
     try:
-        with writing(folder):
-            fresh.mkdir(parents=True)
-            with _opened(fresh) as handle:
-                with suppress(OSError):  # a disk that locks nothing: then nobody removes it, either
-                    fcntl.flock(handle, fcntl.LOCK_SH)
-                yield fresh
-                if there:
-                    for path in sorted(fresh.iterdir()):
-                        path.rename(whole / path.name)
-                else:
-                    fresh.rename(whole)
+        fresh.mkdir(parents=True)
+        with _opened(fresh) as handle:
+            with suppress(OSError):  # a disk that locks nothing: then nobody removes it, either
+                fcntl.flock(handle, fcntl.LOCK_SH)
+            yield fresh
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -109,7 +126,7 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _remove_killed(beside: Path, prefix: str) -> None:
+def remove_killed(beside: Path, prefix: str) -> None:
     """Remove the folders that processes began to fill and were killed. A folder that is still locked is somebody's."""
     with suppress(OSError):  # `beside` is not there, or may not be read
         for path in list(beside.iterdir()):

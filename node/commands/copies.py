@@ -120,7 +120,7 @@ def _export(to: _Target, settings: PeerSettings) -> int:
         from node.app import join
     from node.admission.consent import MachineRequest, must_ask
     from node.commands import options
-    from node.training.exports import Series
+    from node.training.exports import Series, check_series
 
     def agree(asked: MachineRequest) -> None:
         if must_ask(asked, settings, can_ask=not to.as_json and options.can_be_asked()):
@@ -128,6 +128,7 @@ def _export(to: _Target, settings: PeerSettings) -> int:
             options.ask(asked)
 
     if to.every is not None:
+        check_series(folder, run_id)
         uploads = None
         if to.repo_id is not None:
             done, log = partial(_told, to, "pushed"), structlog.get_logger("peer")

@@ -1,6 +1,7 @@
 """The door to the Hugging Face hub: an export goes there, a model comes from there. Errors in plain words.
 
-Refuses to write to a repository that is not an export of the same run. Sends all files of the export's folder. The token and
+Refuses to write to a repository that is not an export of the same run. Sends an export's own files, and none that others put
+beside them. The token and
 the address are the library's own: HF_TOKEN or `hf auth login`, and HF_ENDPOINT.
 """
 
@@ -16,13 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from node.export.card import MARK
+from node.export.card import MARK, MARK_BYTES_MAX, files_of
 from node.imports import slowly
 from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
 
 REVISION_MARK: Final = "@"
 WEIGHT_PATTERNS: Final = ("*.safetensors", "*.safetensors.index.json")
-MARK_BYTES_MAX: Final = 1 << 20
 EMPTY: Final = frozenset({".gitattributes", "README.md"})
 """Files of a repository that nobody has put a model into yet."""
 
@@ -84,6 +84,7 @@ def push(folder: Path, repo_id: str, *, public: bool) -> str:
         made = api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
+            allow_patterns=files_of(folder),
             commit_message=f"Step {facts.get('steps')} of run {facts['run_id'][:16]}",
             commit_description=f"State digest {facts.get('state_digest')}",
             delete_patterns=list(WEIGHT_PATTERNS),  # of an earlier export in more files
@@ -112,7 +113,7 @@ def download(model: str) -> HubModel:
         if revision is None:
             raise RefusedError(f"{repo_id}: the hub names no revision of it")
         folder = snapshot_download(
-            repo_id, revision=revision, allow_patterns=[*WEIGHT_PATTERNS, "config.json", "tokenizer.json"]
+            repo_id, revision=revision, allow_patterns=[*WEIGHT_PATTERNS, "*config.json", "tokenizer.json"]
         )
     return HubModel(repo_id, revision, Path(folder))
 

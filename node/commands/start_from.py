@@ -40,6 +40,8 @@ from protos.v1 import log_pb2
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+ADAPTERS: Final = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+"""What peft writes; transformers adds it to the weights beside it."""
 NAMES_SHOWN_MAX: Final = 3
 BYTES_A_GB: Final = 10**9
 SAME_ANSWERS: Final = re.compile(
@@ -162,6 +164,11 @@ def _close(tensor: Tensor, buffer: Tensor) -> bool:
 def check_alike(spec: ModelSpec, tokenizer: str, model: Path) -> None:
     """Raises ModelError if what lies beside the weights says that they belong to a model that computes otherwise, or to other
     tokens. Nothing may lie there."""
+    if (adapter := next((name for name in ADAPTERS if (model / name).is_file()), None)) is not None:
+        raise ModelError(
+            f"{model / adapter}: an adapter belongs to this model, and is not in its weights: merge it "
+            f"(model.merge_and_unload() of peft, then save_pretrained), or, {MEANT}"
+        )
     place, theirs = _told(model)
     own = None if spec.factory else (SMALL_LLAMA if spec.config is None else spec.config)
     if theirs is not None and own is not None and (wrong := _differing(own, theirs)):

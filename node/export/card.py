@@ -17,6 +17,8 @@ from protos.text import printable
 CARD: Final = "README.md"
 MARK: Final = "swarmentum.json"
 """Distinguishes an export from a folder of other work, and holds the card's facts."""
+_WRITTEN: Final = re.compile(r".*\.(?:safetensors|json|jinja|model)|README\.md|(?:merges|vocab)\.txt")
+MARK_BYTES_MAX: Final = 1 << 20
 IDENTITIES_SHOWN_MAX: Final = 20
 NAME_CHARACTERS_MAX: Final = 64
 _LEDGER: Final = "\n## Who trained it\n"
@@ -33,6 +35,20 @@ def facts_of(config: RunConfig, run_id: bytes, **state: object) -> dict[str, obj
         "data": ", ".join(_data(source) for source, _, _ in config.data.sources()),
         "optimizer": json.dumps(config.optimizer.model_dump()),
     }
+
+
+def run_of(folder: Path) -> str:
+    """The run that an export is of, in hexadecimal digits; empty if nothing there says it."""
+    try:
+        with (folder / MARK).open("rb") as file:
+            return str(json.loads(file.read(MARK_BYTES_MAX))["run_id"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+
+
+def files_of(folder: Path) -> list[str]:
+    """The names of an export's own files, and of what was said about its weights; the others are somebody's."""
+    return sorted(file.name for file in folder.iterdir() if _WRITTEN.fullmatch(file.name) and file.is_file())
 
 
 def _data(source: str) -> str:

@@ -1,6 +1,6 @@
 """A trained model as a folder that Hugging Face loads, and a sample of the model's text.
 
-Refuses to overwrite a folder that is not an export. Knows no wire, and sends nothing.
+Refuses to overwrite a folder that is not an export of the same run. Knows no wire, and sends nothing.
 
 `first_look` is a dry run of a model and of its export, for `swarmentum layout`, and for the first peers of an untried run
 (ADR 53). Refuses what `node.model.dry_run` refuses, and a model that cannot be exported, or that its export changes.
@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from node.data.tokenizer import Tokenizer
-from node.export.card import CARD, MARK, card_text
+from node.export.card import CARD, MARK, card_text, files_of, run_of
 from node.imports import quiet_libraries
 from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.examine import FAILURES, answers_of
 from node.model.gradients import logits_of
 from node.model.spec import REFUSALS, ModelError, ModelSpec, build
-from protos.disk import path_problem
+from protos.disk import begun_folder, path_problem, remove_killed, sync_files, sync_folder
 from protos.errors import OperatorError
 from protos.mistakes import NO_LICENCE
 from protos.run_config import RunConfig
@@ -56,21 +56,28 @@ def export(
     """Write model, tokenizer and a model card to the folder `path`. The folder is whole, or not there at all.
 
     `card`: facts by name (run id, steps, digest, ...), in the reader's order. `licence`: for the card. The new export replaces
-    an older one at `path`.
+    an older one of the same run at `path`, and leaves there what is somebody's own.
     """
     from safetensors import SafetensorError
 
-    path = path.absolute()
-    check_folder(path)
-    fresh, old = (path.with_name(f".{path.name}.{word}-{os.getpid()}") for word in ("new", "old"))
+    path = path.resolve() if path.is_symlink() else path.absolute()
+    old = path.with_name(f".{path.name}.old")
+    _go_on(old, path)
+    check_folder(path, str(card.get("run_id", "")))
+    remove_killed(path.parent, prefix := f".{path.name}.new-")
     try:
-        fresh.mkdir(parents=True)
-        _write(model, tokenizer, fresh, card, licence)
-        for file in fresh.iterdir():
-            file.chmod(FILE_MODE)  # safetensors makes its files for the owner only
-        if path.exists():
-            path.rename(old)
-        fresh.rename(path)
+        with begun_folder(path.parent, prefix) as fresh:
+            _write(model, tokenizer, fresh, card, licence)
+            for file in fresh.iterdir():
+                file.chmod(FILE_MODE)  # safetensors makes its files for the owner only
+            sync_files(fresh)
+            if path.exists():
+                path.rename(old)
+            try:
+                fresh.rename(path)
+            finally:
+                _go_on(old, path)
+            sync_folder(path.parent)
     except OSError as error:
         raise ExportError(f"export: cannot write {path}: {error.strerror or error}; {AGAIN}") from error
     except (*REFUSALS, SafetensorError) as error:
@@ -79,19 +86,35 @@ def export(
             f"export: {type(model).__name__} cannot be written to {path}: {type(error).__name__}: {what}; {AGAIN}",
             f"{type(error).__name__}: {what}",
         ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
     return path
 
 
-def check_folder(path: Path) -> None:
-    """`ExportError` if an export cannot come to `path`. Known before a peer joins, so that no run's work is lost on it."""
+def _go_on(old: Path, path: Path) -> None:
+    """End what an export began that was perhaps killed: the export before it lies at `old`, and goes back if none came.
+
+    What no export writes, such as somebody's notes or a `.git`, stays in the folder.
+    """
+    with suppress(OSError):
+        if not path.exists():
+            old.rename(path)
+        for name in sorted({file.name for file in old.iterdir()} - set(files_of(old))):
+            if not (path / name).exists():
+                (old / name).rename(path / name)
+        shutil.rmtree(old)
+
+
+def check_folder(path: Path, run_id: str = "") -> None:
+    """`ExportError` if an export cannot come to `path`. Known before a peer joins, so that no run's work is lost on it.
+
+    `run_id`: of the run, whose own exports are replaced, and no others.
+    """
     path = path.absolute()
     if (why := path_problem(path)) is not None:
         raise ExportError(f"export: {why}")
     if path.exists() and not (path / MARK).is_file():
         raise ExportError(f"export: {path} exists and is not an export of this program; choose another folder")
+    if run_id and (theirs := run_of(path)) not in ("", run_id):
+        raise ExportError(f"export: {path} is the export of another run ({theirs[:16]}); choose another folder")
     there = next(folder for folder in path.parents if folder.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise ExportError(f"export: cannot write {path}: {there} is no folder that this user may write to")

@@ -6,6 +6,7 @@ import hashlib
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -36,22 +37,28 @@ SETTINGS = {field.name for field in fields(DeMoConfig)} - {
 """Fields of `DeMoConfig` that `DeMoOptimizer` takes as keywords of that name. No votes are refused here."""
 
 SEED_BYTES = 8
+CAST = ("cpu", "cuda", "mps")
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 """Components that `torch.compile` and checkpointing put into the names of parameters."""
 
 
 def as_usual(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Run a part of a step as in a program that set nothing: not compiled, and what names no device is on the CPU.
+    """Run a part of a step as in a program that set nothing: not compiled, without autocast, and what names no device is on the
+    CPU.
 
-    Compiled kernels round otherwise, and inductor fails at some views. Bytes and tables of a step are on the CPU, where
-    `torch.set_default_device("cuda")` would move them to the card.
+    Compiled kernels round otherwise, inductor fails at some views, and autocast multiplies with 8 bits. Bytes and tables of a
+    step are on the CPU, where `torch.set_default_device("cuda")` would move them to the card.
     """
 
     @wraps(function)
     def run(*given: Given.args, **named: Given.kwargs) -> Result:
-        if torch.get_default_device().type == "cpu":
+        cast = [kind for kind in CAST if torch.is_autocast_enabled(kind)]
+        if torch.get_default_device().type == "cpu" and not cast:
             return function(*given, **named)
-        with torch.device("cpu"):
+        with ExitStack() as usual:
+            usual.enter_context(torch.device("cpu"))
+            for kind in cast:
+                usual.enter_context(torch.autocast(kind, enabled=False))
             return function(*given, **named)
 
     return _disable_dynamo(run)

@@ -137,7 +137,9 @@ class LocalSteps:
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
         if self.config.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._own, self.config.clip_norm, torch.tensor(norm))
+            torch.nn.utils.clip_grads_with_norm_(
+                self._own, self.config.clip_norm, torch.tensor(norm, dtype=torch.float32)
+            )
         for optimizer in (self._adamw, self._muon):
             if optimizer is not None:
                 for group in optimizer.param_groups:

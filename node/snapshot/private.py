@@ -1,7 +1,7 @@
 """The private state that a peer keeps between two starts: its momentum and its bookkeeping.
 
 The file is a safetensors file behind a line that names the format and the sha256 of the rest. Values that are no tensors are
-JSON in its metadata. Refuses: a file of another run or of another model, a damaged file, a file of an older version. There is
+JSON in its metadata. Refuses: a file of another run or of another model, a damaged file, a file of another version. There is
 no code in the file.
 """
 
@@ -125,7 +125,7 @@ def _check(path: Path) -> None:
         head = file.read(HEAD_BYTES)
         if not head.startswith(MAGIC):
             raise PrivateStateError(
-                f"{path} is damaged, or of an older version: the file does not begin with {FORMAT!r}"
+                f"{path} is damaged, or of another version: the file does not begin with {FORMAT!r}"
             )
         sha256 = hashlib.sha256()
         while block := file.read(BLOCK_BYTES):

@@ -18,6 +18,7 @@ from node.swarm.runtime import Runtime
 from node.swarm.view import ByRange, View, aggregators_in
 from protos import slices
 from protos.errors import NetworkError, Refusal
+from protos.identity import short
 from protos.log import Contribution
 from protos.slices import Slice
 from protos.waits import Waits
@@ -25,6 +26,9 @@ from protos.waits import Waits
 FETCH_ROUNDS_MAX = 6
 # A peer asks for votes that the log names so often before it loads a snapshot instead.
 ACCEPTED_ROUNDS_MIN = 3
+AWAY_SHOWN = 3
+AWAY_ROUNDS = 6
+"""After some 15 s of them a person hears that a step waits for peers that are away."""
 
 
 class Pulls:
@@ -42,6 +46,7 @@ class Pulls:
         self._fetcher, self._payloads = fetcher, payloads
         self._view, self._snapshots = view, snapshots
         self._runtime, self._patience_seconds = runtime, patience_seconds
+        self._told_away = False
 
     async def announced(self, announced: Announced, which: Sequence[int]) -> bytes:
         """Its slices of the ranges `which`. Try while the step is open, a bounded number of times. Afterwards the entry decides
@@ -113,15 +118,21 @@ class Pulls:
                 holders = [*(key for key in self._others() if key not in first), *first]
             try:
                 if bytes_max is None:
-                    return await self._pull(step, sha256, size, holders, hasty=True)
-                most = bytes_max if rounds else None
-                return await self._pull_slices(step, sha256, size, holders, most, which, by_range, hasty=True)
+                    found = await self._pull(step, sha256, size, holders, hasty=True)
+                else:
+                    most = bytes_max if rounds else None
+                    found = await self._pull_slices(step, sha256, size, holders, most, which, by_range, hasty=True)
+                self._told_away = False
+                return found
             except NetworkError as error:
                 newest, rounds = self._snapshots.newest, rounds + 1
                 will_do = newest is not None and newest.step >= step and rounds >= ACCEPTED_ROUNDS_MIN
                 if will_do or time.monotonic() > give_up:
                     return None
                 self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
+                if rounds == AWAY_ROUNDS and not self._told_away:
+                    self._told_away = True
+                    self._runtime.log.warning(_away(step, first))
                 await asyncio.sleep(waits.next())
 
     def keep(self, step: int, sha256: bytes, data: bytes) -> None:
@@ -195,3 +206,12 @@ def _for_range(number: int, holders: Sequence[bytes], by_range: ByRange) -> list
     """The same peers, and those last that add up other ranges alone: they have no slice of this one."""
     late = {*aggregators_in(by_range)}.difference(by_range[number] if number < len(by_range) else ())
     return sorted(holders, key=late.__contains__)
+
+
+def _away(step: int, holders: Sequence[bytes]) -> str:
+    """Words about votes that the log names, and that no peer online has."""
+    who = ", ".join(map(short, holders[:AWAY_SHOWN]))
+    return (
+        f"no peer online has votes of step {step} that the log names (they are of {who}): waiting for such a peer. If none "
+        "comes back, the run's operator can go on from an earlier state: `swarmentum-coordinator run fork`"
+    )

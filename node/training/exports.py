@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.config import PeerSettings
-from node.export.card import MARK
+from node.export.card import MARK, run_of
 from node.swarm.facts import Agreed, Event
 from node.swarm.view import Counters
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
@@ -44,6 +44,13 @@ class Series:
     every: int
     keep: int
     published: Callable[[Path, int], None] = lambda path, step: None
+
+
+def check_series(folder: Path, run_id: str) -> None:
+    """Raises OperatorError if the exports of another run lie in the folder of a series: the newest ones would be theirs."""
+    for path in folder.glob("step-*") if folder.is_dir() else ():
+        if (theirs := run_of(path)) not in ("", run_id):
+            raise OperatorError(f"{path} is the export of another run ({theirs[:16]}); choose another folder")
 
 
 class Exports:

@@ -125,8 +125,7 @@ class Trainer:
         welcome = self.swarm.join(about, bootstrap, self.patience_seconds)
         self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
-        if not self.is_anchor:
-            self.keeper.take_up()
+        self.keeper.take_up(wanted=not self.is_anchor)
         self.activity = move(self.activity, Activity.FOLLOWING)
         self.follow()
 

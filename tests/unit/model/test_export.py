@@ -3,6 +3,7 @@
 Also a dry run of a model and of its export, before a run begins.
 """
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from node.app import join
 from node.commands.model_layout import layout_of
 from node.config import PeerSettings
 from node.data.tokenizer import ByteTokenizer
-from node.export.card import card_text, facts_of
+from node.export.card import card_text, facts_of, files_of
 from node.export.model_folder import ExportError, check_folder, export, first_look, other_loss, sample_text, versions
 from node.model.spec import ModelError, ModelSpec, build
+from node.training.exports import check_series
+from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig, config_from_json
@@ -104,6 +107,60 @@ def test_only_an_export_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="is not an export of this program"):
         export(build(spec, 1), ByteTokenizer(), tmp_path / "work", {})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m", "work"]
+
+
+PLAIN = ModelSpec(factory="tests.unit.model.test_spec:Plain")
+
+
+def test_a_new_export_of_the_run_leaves_what_is_somebody_s_own(tmp_path: Path) -> None:
+    path = export(build(PLAIN, 1), ByteTokenizer(), tmp_path / "m", {"run_id": "aa", "steps": 1})
+    (path / "notes.txt").write_text("mine")
+    (path / ".git").mkdir()
+    (path / ".git" / "HEAD").write_text("ref")
+    (path / "model-00002-of-00002.safetensors").write_text("of the export before")
+    (tmp_path / "latest").symlink_to("m")
+    assert export(build(PLAIN, 1), ByteTokenizer(), tmp_path / "latest", {"run_id": "aa", "steps": 2}) == path
+    assert json.loads((path / "swarmentum.json").read_text())["steps"] == 2
+    assert [(path / name).read_text() for name in ("notes.txt", ".git/HEAD")] == ["mine", "ref"]
+    assert not (path / "model-00002-of-00002.safetensors").exists()
+    assert not {"notes.txt", ".git", "model-00002-of-00002.safetensors"} & set(files_of(path))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["latest", "m"]
+    assert (tmp_path / "latest").is_symlink()
+
+
+def test_an_export_of_another_run_is_not_replaced(tmp_path: Path) -> None:
+    path = export(build(PLAIN, 1), ByteTokenizer(), tmp_path / "step-000000500", {"run_id": "aa", "steps": 1})
+    link = Invite(bytes(32), ("127.0.0.1:1",), Identity.generate().public_key, bytes(32), (), "tiny").link()
+    for refused in (
+        lambda: export(build(PLAIN, 1), ByteTokenizer(), path, {"run_id": "bb", "steps": 2}),
+        lambda: join(link, PeerSettings(home=tmp_path / "home"), path),
+        lambda: check_series(tmp_path, "bb"),
+    ):
+        with pytest.raises(OperatorError, match="is the export of another run"):
+            refused()
+    assert json.loads((path / "swarmentum.json").read_text())["steps"] == 1
+    check_series(tmp_path, "aa")
+
+
+def test_an_export_that_was_killed_costs_no_export_and_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = export(build(PLAIN, 1), ByteTokenizer(), tmp_path / "m", {"run_id": "aa", "steps": 1})
+    (path / "notes.txt").write_text("mine")
+
+    def torn(self: Path, target: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:  # the disk fails between the two renames
+        real = Path.rename
+        patched.setattr(Path, "rename", lambda self, to: torn(self, to) if ".new-" in self.name else real(self, to))
+        with pytest.raises(ExportError, match="Input/output error"):
+            export(build(PLAIN, 1), ByteTokenizer(), path, {"run_id": "aa", "steps": 2})
+    assert json.loads((path / "swarmentum.json").read_text())["steps"] == 1
+    path.rename(tmp_path / ".m.old")  # killed there
+    (tmp_path / ".m.new-4194305").mkdir()
+    export(build(PLAIN, 1), ByteTokenizer(), path, {"run_id": "aa", "steps": 3})
+    assert json.loads((path / "swarmentum.json").read_text())["steps"] == 3
+    assert (path / "notes.txt").read_text() == "mine"
+    assert [file.name for file in tmp_path.iterdir()] == ["m"]
 
 
 def test_a_folder_that_cannot_be_the_export_is_refused_before_the_peer_joins(tmp_path: Path) -> None:

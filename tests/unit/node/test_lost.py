@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from node.swarm.pulls import ACCEPTED_ROUNDS_MIN, Pulls
 from node.swarm.view import View
 from protos import slices
 from protos.errors import NetworkError
+from protos.identity import short
 from protos.log import Contribution
 from tests.unit.node.holders import BLOB, LIAR, ONE, SHA256, fetching, honest
 
@@ -55,12 +57,14 @@ def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[P
         said.append(event)
 
     said: list[object] = []
+    warned: list[str] = []
     payloads: Any = SimpleNamespace(get=held.get, put=put)
     runtime: Any = SimpleNamespace(
-        log=SimpleNamespace(info=lambda *words, **values: None),
+        log=SimpleNamespace(info=lambda *words, **values: None, warning=warned.append),
         counters=SimpleNamespace(payload_bytes_received=0),
         emit=emit,
         said=said,
+        warned=warned,
     )
     view: Any = SimpleNamespace(roster=roster, step=STEP, ranges=1, by_range=lambda step: ())
     agreed: Any = SimpleNamespace(newest=newest)
@@ -83,6 +87,21 @@ async def test_a_snapshot_does_instead_only_after_a_few_rounds() -> None:
     pulls, seen = looked_for([None] * 9, snapshot(STEP + 5))
     assert await pulls.accepted(NAMED, STEP, 100) is None
     assert seen.fetcher.asked == ACCEPTED_ROUNDS_MIN
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_person_hears_once_that_a_step_waits_for_peers_that_are_away() -> None:
+    """With `min_peers` of 1, the only peer that has an entry's votes may leave before anybody had them."""
+    pulls, seen = looked_for([None] * 20 + [b"votes"] + [None] * 5 + [b"votes"] + [None] * 20 + [b"votes"], None)
+    await pulls.accepted(NAMED, STEP, 100)
+    [words] = seen.runtime.warned
+    assert f"votes of step {STEP}" in words
+    assert short(NAMED.public_key) in words
+    assert "run fork" in words
+    await pulls.accepted(replace(NAMED, payload_sha256=b"2" * 32), STEP, 100)  # a moment is no matter
+    assert len(seen.runtime.warned) == 1
+    await pulls.accepted(replace(NAMED, payload_sha256=b"3" * 32), STEP, 100)
+    assert len(seen.runtime.warned) == 2
 
 
 @pytest.mark.parametrize("newest", [None, snapshot(STEP - 1)])

@@ -173,6 +173,13 @@ def test_a_tokenizer_beside_the_weights_that_makes_other_tokens(tmp_path: Path, 
     refused(tmp_path, model, "tokenizer.json makes other tokens than data.tokenizer = 'bytes'")
 
 
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_beside_the_weights_is_not_left_out_in_silence(tmp_path: Path, model: Path, name: str) -> None:
+    (model / name).write_text("{}")
+    refused(tmp_path, model, f"{name}: an adapter belongs to this model")
+    start_from(CONFIG, model / WEIGHTS, PeerSettings(home=tmp_path / "home"))
+
+
 def test_a_head_of_its_own_is_not_tied_in_silence(tmp_path: Path, model: Path) -> None:
     found = weights(model)
     table = found["model.embed_tokens.weight"]

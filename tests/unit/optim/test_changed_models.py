@@ -291,6 +291,33 @@ def test_a_default_device_of_the_program_moves_no_table_and_no_byte_of_the_step(
     assert digests[0] == digests[1]
 
 
+SIZED: dict[str, Any] = {"values": "8bit", "magnitudes": True, "base": "sgd", "local": LocalConfig(2)}
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "paper"}, SIZED], ids=["demo", "paper", "local"])
+@pytest.mark.parametrize("program", ["autocast", "default_dtype"])
+def test_precision_that_the_program_chose_for_its_model_changes_no_bit_of_the_step(
+    program: str, settings: dict[str, Any]
+) -> None:
+    """A loop that is in autocast as a whole: the paper's transform multiplied bf16 there."""
+    digests = []
+    for chosen in (False, True):
+        model, generator = tower(), torch.Generator().manual_seed(0)
+        optimizer = DeMoOptimizer(model, lr=LR, **settings)
+        gradients = [[torch.randn(p.shape, generator=generator) for p in model.parameters()] for _ in range(4)]
+        torch.set_default_dtype(torch.bfloat16 if chosen and program == "default_dtype" else torch.float32)
+        try:
+            with torch.autocast("cpu", torch.bfloat16, enabled=chosen and program == "autocast"):
+                for step in gradients:
+                    for parameter, gradient in zip(model.parameters(), step, strict=True):
+                        parameter.grad = gradient
+                    optimizer.step()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        digests.append(digest(model))
+    assert digests[0] == digests[1]
+
+
 def test_numbers_of_numpy_and_torch_are_checked_and_compared_as_pythons_own() -> None:
     """A float32 of numpy went by every bound, and ranks with other caps of numpy's had one digest of their settings."""
     for given in ({"weight_decay": np.float32(-0.5)}, {"cap": np.int64(1)}, {"beta": torch.tensor(1.5)}):

@@ -68,7 +68,7 @@ def test_no_damage_is_ever_taken_for_momentum(tmp_path: Path) -> None:
 def test_a_file_of_an_older_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "private.pt"
     torch.save({"format": "swarmentum private state 2", "run_id": RUN}, path)
-    with pytest.raises(PrivateStateError, match="of an older version"):
+    with pytest.raises(PrivateStateError, match="of another version"):
         load_private(path, RUN, LAYOUT)
 
 
