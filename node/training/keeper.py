@@ -61,20 +61,18 @@ class StepRecorder(Protocol):
 
 # The part of a core that writing a state may take while the training goes on. Pure: times come with each call.
 #
-# A swarm's peers all wait for the slowest one, so a step after a snapshot must not be longer than others. The writing is spread
-# over most of the time until the next state comes. ADR 30.
+# A swarm's peers all wait for the slowest one, so no step must be longer than others. ADR 30.
 
 CORE_PART_FIRST: Final = 0.05
-"""For each core of the machine, while nothing is known yet: with many cores some are idle. A low priority instead would not do:
-on a busy machine a thread that the system has paused keeps Python's lock."""
+"""For each core, while nothing is known yet: with many cores some are idle. With a low priority instead a thread that a busy
+system has paused would keep Python's lock."""
 CORE_PART_MAX: Final = 0.5
 CORE_PART_MIN: Final = 0.01
-CORE_PART_LATE: Final = 0.25
-"""At least, after a state was left out: a swarm with short steps makes its states faster than they are written."""
-SPREAD: Final = 0.9
-"""The part of the time in which the bytes of states are written that come in that time: joiners wait for them."""
-BACKLOG: Final = 1.5
-"""Times the mean time between states: within so long everything that waits is written."""
+CORE_PART_LATE: Final = (
+    0.25  # at least, after a state was left out: short steps make states faster than they are written
+)
+SPREAD: Final = 0.9  # the part of the time in which the bytes are written that come in that time: joiners wait for them
+BACKLOG: Final = 1.5  # times the mean time between states: within so long everything that waits is written
 COMINGS: Final = 3
 """States whose times and sizes count: from one snapshot to the next, and the momentum between them, of another size."""
 
@@ -112,13 +110,9 @@ class CorePart:
         return min(max(part, CORE_PART_LATE) if late else part, CORE_PART_MAX)
 
 
-ROOTS_KEPT: Final = 4
-"""Manifests of snapshots that this peer computed, stored here or by others. The peer can compute a state again from them
-(node/training/recovery.py)."""
-ASKED_SECONDS: Final = 60.0
-"""A snapshot stays, if the disk has room, when a peer asked for a piece of it within this time: that peer is loading it."""
-WAITING_BYTES_MAX: Final = 256 << 20
-"""Bytes of states that wait for the disk, and of momentum; the first of each may be larger."""
+ROOTS_KEPT: Final = 4  # manifests of snapshots that this peer computed: to compute a state again (recovery.py)
+ASKED_SECONDS: Final = 60.0  # a snapshot of which a peer asked for a piece within this time stays, if the disk has room
+WAITING_BYTES_MAX: Final = 256 << 20  # of states that wait for the disk, and of momentum; the first may be larger
 
 
 def _copy_ahead(image: Image) -> None:
@@ -127,10 +121,8 @@ def _copy_ahead(image: Image) -> None:
 
 
 class Keeper:
-    """One replica's. The keeper calls `stored(manifest, kept)` once it knows a root; if `kept`, the disk has the snapshot.
-
-    The keeper also calls it, with False, when it has deleted a snapshot. Without `behind` everything happens at once, on the
-    caller's thread."""
+    """One replica's. It calls `stored(manifest, kept)` once it knows a root; if `kept`, the disk has the snapshot. It calls
+    it, too, with False, when it has deleted one. Without `behind` everything happens at once, on the caller's thread."""
 
     def __init__(
         self,
@@ -154,6 +146,7 @@ class Keeper:
         self._named = b""
         """The root under which the run knows the agreed snapshot."""
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._states: deque[Callable[[], None]] = deque()  # snapshots that are not begun: a momentum waits for them
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of states, and of momentum
         self._hurry = threading.Event()
         self._late = False  # a snapshot was left out: what waits is written faster, and the next momentum is not saved
@@ -183,8 +176,8 @@ class Keeper:
             self._late = True
             return
         image = replica.image()
-        describe = replica.describer(image.total_bytes)
-        self._submit(partial(self._keep, image, describe, kept, replica.step), image)
+        self._states.append(partial(self._keep, image, replica.describer(image.total_bytes), kept, replica.step))
+        self._submit(self._write_states, image)
 
     def _known(self, step: int, head: bytes) -> SnapshotManifest | None:
         with self._lock:
@@ -210,7 +203,8 @@ class Keeper:
             self._log.warning("the disk is too slow: not saving the momentum this time", step=self._replica.step)
             return
         image = self._replica.private_image()
-        self._submit(partial(write_private, partial(self._paced, image), self._private_path), image, private=True)
+        write = partial(write_private, partial(self._paced, image, private=True), self._private_path)
+        self._submit(write, image, private=True)
 
     def archive(
         self,
@@ -227,9 +221,9 @@ class Keeper:
         self._submit(partial(self._record, recorder, signed, payloads, announcements, size), None)
         if recorder.pop_due():
             image = self._replica.image()
+            about = image.total_bytes, partial(self._paced, image, SNAPSHOT_PIECE_BYTES)
             describe = self._replica.describer(image.total_bytes)
-            pieces = partial(self._paced, image, SNAPSHOT_PIECE_BYTES)
-            self._submit(partial(recorder.segment, self._replica.step, image.total_bytes, pieces, describe), image)
+            self._submit(partial(recorder.segment, self._replica.step, *about, describe), image)
 
     def _record(
         self,
@@ -348,8 +342,13 @@ class Keeper:
             finally:
                 self._jobs.task_done()
 
-    def _paced(self, image: Image, piece_bytes: int) -> Iterator[bytes]:
-        """An image's pieces, copied ahead of the training, and then at a pace that leaves the training its core."""
+    def _write_states(self) -> None:
+        while self._states:
+            self._states.popleft()()
+
+    def _paced(self, image: Image, piece_bytes: int, *, private: bool = False) -> Iterator[bytes]:
+        """An image's pieces, copied ahead of the training, and then at a pace that leaves the training its core. The rest of a
+        momentum waits for a snapshot that comes meanwhile: joiners replay the steps until the disk has it."""
         if not self._behind:
             yield from image.pieces(piece_bytes)
             return
@@ -361,8 +360,10 @@ class Keeper:
             self._part.used(now - used, len(piece))
             if image.waiting_bytes:  # a pause after the last piece would only keep the file from its name
                 left = sum(other.waiting_bytes for other in (*self._images[False], *self._images[True]))
-                part = self._part.of(left, late=self._late)
-                self._hurry.wait((now - used) * (1 / part - 1))
+                self._hurry.wait((now - used) * (1 / self._part.of(left, late=self._late) - 1))
+            if private and self._states:
+                self._write_states()
+                now = time.thread_time()
             used = now
 
     def _keep(self, image: Image, describe: Describe, kept: bool, step: int) -> None:
