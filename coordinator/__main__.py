@@ -18,13 +18,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import backups, checking, forks, invites, operator, peers, run_life, signing
+from coordinator.commands import checking, forks, operator, peers, run_life, signing
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, operator_at, option, settings
 from coordinator.commands.planning import MODELS, run_toml
+from coordinator.store import backup as store
 from coordinator.store import home_files
 from coordinator.store.home_files import PageAddress
 from protos import toml_file
-from protos.console import configure_logging, exit_with
+from protos.console import configure_logging, exit_with, lock_home
+from protos.errors import OperatorError
 from protos.mistakes import REMOVED
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
@@ -61,7 +63,6 @@ def login(home: Home = None, as_json: Json = False) -> None:
 
 GC_THRESHOLD = 50_000, 20, 20
 """Of Python's garbage collector: objects that are made and not freed before it looks at the youngest, and so on."""
-
 app = typer.Typer(
     help="Keep the clock and the log of swarmentum runs. A small machine that peers can reach is enough; no GPU is needed.",
     epilog=EXIT_CODES,
@@ -81,14 +82,73 @@ runs.command("decay", epilog=EXIT_CODES)(run_life.decay)
 runs.command("archive", epilog=EXIT_CODES)(run_life.archive)
 runs.command("delete", epilog=EXIT_CODES)(run_life.delete)
 app.command("health", epilog=EXIT_CODES)(operator.health)
-app.command("backup", epilog=EXIT_CODES)(backups.backup)
-app.command("restore", epilog=EXIT_CODES)(backups.restore)
-app.add_typer(invites.app, name="invite")
+app.add_typer(peers.invites, name="invite")
 app.add_typer(peers.app, name="peer")
-app.add_typer(invites.anchor_app, name="anchor")
+app.add_typer(peers.anchor_app, name="anchor")
 app.add_typer(signing.app, name="order")
 app.add_typer(run_life.snapshot_app, name="snapshot")
 app.add_typer(web_app, name="web")
+
+
+@app.command(epilog=EXIT_CODES)
+def backup(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The backup. A person who has it can act as this coordinator.")
+    ],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Write the keys and the journal of --home to FILE, as they are at one moment. The coordinator may go on meanwhile."""
+    chosen = settings(home=home)
+    if chosen.database is not None:
+        raise OperatorError(
+            "the journal is in a database of its own: back that up (pg_dump), and copy the three key files"
+        )
+    about = store.make(chosen.home, file)
+    if as_json:
+        print_json({"file": str(file), **asdict(about)})
+        return
+    steps = ", ".join(f"{run[:16]} at step {step}" for run, step in about.runs.items()) or "no run"
+    print(f"{file}: {steps}. Keep it as you keep a private key.")
+
+
+@app.command(epilog=EXIT_CODES)
+def restore(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The backup to restore into --home.")] = None,
+    go_on: Annotated[
+        bool,
+        typer.Option(
+            "--go-on", help="The log of a restored home is whole: let steps open again. Stop the coordinator first."
+        ),
+    ] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Write the home that a backup holds; then `serve` it, let peers give back newer entries, and end with --go-on."""
+    folder = settings(home=home).home
+    if (file is None) is not go_on:
+        raise OperatorError("give exactly one of these: FILE, to restore it, or --go-on")
+    if file is None:
+        lock_home(folder, "coordinator").close()  # it reads the mark only when it starts
+        store.go_on(folder)
+        print(
+            as_line({"home": str(folder), "held": False})
+            if as_json
+            else f"{folder}: steps open again at the next start."
+        )
+        return
+    about = store.restore(file, folder)
+    if as_json:
+        print_json({"home": str(folder), "held": True, **asdict(about)})
+        return
+    at = shlex.quote(str(folder))
+    print(f"{folder}: restored. Next:")
+    print("1. Make sure that the old coordinator never starts again: two with one key would make two logs.")
+    print(f"2. Start it: swarmentum-coordinator serve --home {at}")
+    print("3. Peers give back the entries that the backup lacks. `run list` shows the step; no step opens meanwhile.")
+    print("4. When that is the newest step that any peer knows (`swarmentum me`), stop the coordinator, and run:")
+    print(f"   swarmentum-coordinator restore --go-on --home {at}")
+    print("5. Start it again.")
 
 
 @app.command(epilog=EXIT_CODES)

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from protos.safe_path import python_command
+from protos.process import python_command
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "demo.svg"

@@ -36,7 +36,7 @@ from node.commands.options import (
 from node.commands.public_runs_view import runs
 from node.imports import many_imports
 from protos.console import configure_logging, exit_with
-from protos.signals import leaving_at_once
+from protos.process import leaving_at_once
 from protos.text import print_json
 from protos.version import add_about
 

@@ -21,7 +21,7 @@ from node.blobs.payloads import Payloads
 from node.building import Own, own_start, replica_of, vote_size
 from node.config import PeerSettings
 from node.control.control_server import ControlServer
-from node.donor.caps import BYTES_A_GB, Kept, allowed
+from node.donor.live import BYTES_A_GB, Kept, allowed
 from node.export.card import facts_of
 from node.export.model_folder import check_folder, export, first_look, writer
 from node.join_failures import Failing, telling
@@ -34,7 +34,7 @@ from node.ranks.channel import RankLost, launched
 from node.ranks.lead import Lead
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.events import Agreed, Event
+from node.swarm.facts import Agreed, Event
 from node.swarm.session import Session
 from node.terminal.stage import Stage
 from node.text import Text, open_text
@@ -55,8 +55,8 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.limits import SNAPSHOTS_GB
 from protos.mistakes import NO_LICENCE
+from protos.process import EXIT_INTERRUPTED
 from protos.run_config import RunConfig
-from protos.signals import EXIT_INTERRUPTED
 from protos.start import fork_values, fork_words, start_of
 from protos.v1 import coordinator_pb2 as pb
 

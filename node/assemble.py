@@ -18,9 +18,8 @@ from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.events import Event
-from node.swarm.parts import REAL, Outside, build
-from node.swarm.session import Session
+from node.swarm.facts import Event
+from node.swarm.session import REAL, Outside, Session, build
 from node.swarm.view import Counters
 from node.training.exports import Copier, Exports, Following
 from node.training.fork_start import Start

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from node.donor import owner_settings
-from node.donor.caps import ARCHIVE_GB, TEXT_GB
+from node.donor.live import ARCHIVE_GB, TEXT_GB
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
 from protos.toml_file import OFF, listed

@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from node.control.control_server import Answer
-from node.control.owner_requests import SECONDS_MAX, Ending
+from node.control.control_server import SECONDS_MAX, Answer, Ending
 from node.control.vote_history import STEPS_KEPT
 from node.donor.owner_settings import KEYS
 from node.model.device import Meter
@@ -26,7 +25,7 @@ from node.terminal.stage import RecentLogLines
 from node.training.loop import Trainer
 from node.training.resource_limits import ResourceLimits
 from protos.errors import SwarmentumError
-from protos.signals import asked_to_stop, leave
+from protos.process import asked_to_stop, leave
 from protos.text import printable
 
 

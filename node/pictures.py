@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protos.amounts import amount, count
 from protos.limits import DEVICE_CHARACTERS_MAX
-from protos.text import printable
+from protos.text import amount, count, printable
 
 ALLREDUCE_BYTES_PER_PARAMETER: Final = 8  # a ring sends each fp32 twice: once to reduce, once to gather
 DIGEST_SHOWN_CHARS: Final = 8

@@ -21,13 +21,12 @@ from node.data.shards import ShardedSamples
 from node.data.tally import Reading
 from node.data.tokenizer import Tokenizer, run_tokenizer
 from node.data.walk import reason_of_name
-from node.donor.caps import Kept, allowed
+from node.donor.live import Kept, allowed
 from protos.address import is_web
-from protos.assignment import Range
+from protos.assignment import Range, phases
 from protos.disk import write_bytes, writing
 from protos.errors import DataError
 from protos.mistakes import OWN_TEXT
-from protos.mixture import phases
 from protos.run_config import RunConfig
 
 if TYPE_CHECKING:

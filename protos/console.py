@@ -15,8 +15,7 @@ import structlog
 from structlog.typing import Processor
 
 from protos.errors import OperatorError, StoppedError, SwarmentumError
-from protos.safe_path import keep_path_safe
-from protos.signals import EXIT_INTERRUPTED, STANDARD, leave, let_go
+from protos.process import EXIT_INTERRUPTED, STANDARD, keep_path_safe, leave, let_go
 from protos.text import printable
 
 ERROR_LINE_CHARACTERS_MAX = 4096

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from protos.assignment import phases
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
 from protos.limits import (
@@ -22,7 +23,6 @@ from protos.limits import (
     RANGES_MAX,
 )
 from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web, own_text_misfits
-from protos.mixture import phases
 from protos.optimizer_config import OptimizerConfig, Section
 from protos.run_sections import AdmissionConfig, ModelConfig, OperatorsConfig, SnapshotsConfig
 from protos.toml_file import wrongs

@@ -1,14 +1,19 @@
-"""A payload, or a sum, in slices: one for each range of the model's chunks. A list names them, and the list's hash is the name.
+"""Payloads of a step, as few bytes name them: the slices of one, and those that a peer holds.
 
-A run with `clock.ranges` of 1 has no lists: there a payload's name is the hash of its bytes. In other runs a payload is its
-list, and then its slices, in order. The list and each slice also travel alone, by hash: an aggregator takes the slices of its
-ranges alone, and checks them by the list whose hash the author signed. Refuses to read votes. ADR 33.
+A payload, or a sum, has a slice for each range of the model's chunks. A list names them, and the list's hash is the name. A run
+with `clock.ranges` of 1 has no lists: there a payload's name is the hash of its bytes. In other runs a payload is its list, and
+then its slices, in order. The list and each slice also travel alone, by hash: an aggregator takes the slices of its ranges
+alone, and checks them by the list whose hash the author signed. Refuses to read votes. ADR 33.
+
+Held payloads are a bit for each place of the roster, and one hash over the payloads. The hash covers the payload that each
+author announced, so that an author that announced two is detected. The coordinator compares the bits with its roster
+(`coordinator/clock/reports.py`). ADR 8.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from protos.errors import Reason, Refusal
@@ -175,3 +180,33 @@ def hash_of(data: bytes, ranges: int, named_bytes: int | None = None, longest: S
     except Refusal:
         return b""
     return hashlib.sha256(data[: list_bytes(ranges)]).digest()
+
+
+def mask_of(places: Iterable[int]) -> int:
+    """The bit mask of these places."""
+    mask = 0
+    for place in places:
+        mask |= 1 << place
+    return mask
+
+
+def places_of(mask: int) -> Iterator[int]:
+    """The places in a bit mask, in order."""
+    for place, digit in enumerate(reversed(f"{mask:b}")):
+        if digit == "1":
+            yield place
+
+
+def mask_bytes(mask: int) -> bytes:
+    """The mask as it travels: place 8 j + i is bit i of byte j; no zero bytes at the end."""
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+
+def mask_from_bytes(data: bytes) -> int:
+    """Inverse of `mask_bytes`."""
+    return int.from_bytes(data, "little")
+
+
+def digest_of(payloads: Iterable[bytes]) -> bytes:
+    """sha256 over payload hashes (32 bytes each), in the order of their authors' places."""
+    return hashlib.sha256(b"".join(payloads)).digest()

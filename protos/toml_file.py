@@ -18,8 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from protos.errors import OperatorError
-from protos.mistakes import REMOVED, Mistake, expected
-from protos.variables import tell_unread
+from protos.mistakes import REMOVED, Mistake, expected, tell_unread
 
 Place = tuple[int | str, ...]
 M = TypeVar("M", bound=BaseModel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from protos.amounts import duration
+from protos.text import duration
 
 APART_SECONDS_MAX: Final = 300.0
 """Clocks that nobody sets drift by some seconds a day."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from protos.safe_path import SAFE_PATH_VARIABLE
+from protos.process import SAFE_PATH_VARIABLE
 
 settings.register_profile("same", derandomize=True, deadline=None)  # a busy machine is no failure
 settings.load_profile("same")
@@ -68,7 +68,7 @@ def _seeded() -> None:
 @pytest.fixture(autouse=True)
 def _own_command() -> Iterator[None]:
     """A command that a test calls in this process writes its log to what stderr was then: later tests have another. It keeps
-    the working folder out of each Python that is started (protos/safe_path.py): later tests start theirs as they say."""
+    the working folder out of each Python that is started (protos/process.py): later tests start theirs as they say."""
     safe = os.environ.get(SAFE_PATH_VARIABLE)
     yield
     if "structlog" in sys.modules:

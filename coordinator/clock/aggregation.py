@@ -16,15 +16,14 @@ from functools import reduce
 from operator import or_
 
 from coordinator.clock import electorate, rules
-from coordinator.clock.doubts import SummedStep
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
+from coordinator.clock.findings import SummedStep
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Run, Summing
 from coordinator.clock.value_copy import replace
 from protos.assignment import SampleShare
-from protos.holdings import digest_of
 from protos.log import Contribution
-from protos.slices import Aggregate, Slice, slice_bytes_max, sum_in
+from protos.slices import Aggregate, Slice, digest_of, slice_bytes_max, sum_in
 from protos.tick import Tick
 
 EQUAL_NEEDED = 2

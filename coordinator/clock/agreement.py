@@ -9,9 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.clock import electorate, memory, rules, transitions
-from coordinator.clock.effects import Append, Effect, EndStream, NoticeKind, Refuse, SendNotice
-from coordinator.clock.records import LayoutFixed, SnapshotAgreed, SnapshotFact, Withdrawn
+from coordinator.clock import electorate, memory, rules, run_changes
+from coordinator.clock.effects import (
+    Append,
+    Effect,
+    EndStream,
+    LayoutFixed,
+    NoticeKind,
+    Refuse,
+    SendNotice,
+    SnapshotAgreed,
+    SnapshotFact,
+    Withdrawn,
+)
 from coordinator.clock.state import DIGEST_STEPS_KEPT, SNAPSHOT_STEPS_KEPT, Outcome, PeerPhase, Run
 from coordinator.clock.value_copy import replace
 from protos.identity import short
@@ -30,14 +40,14 @@ def applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome
     if at_step > run.head_step:
         return run, [Refuse(public_key, f"step {at_step} is not committed yet; the head is {run.head_step}")]
     peer = replace(peer, applied_step=at_step, state_digest=digest)
-    run = transitions.with_peer(run, peer)
+    run = run_changes.with_peer(run, peer)
     if run.is_withdrawn(at_step):
         return _caught_up(run, public_key), []
     agreed = run.agreed_digests.get(at_step)
     if agreed is not None and agreed != digest:
         return _resync(run, {public_key: "the log holds another digest"}, at_step)
     if agreed is not None:
-        run = transitions.with_peer(run, replace(peer, contradicted=0))
+        run = run_changes.with_peer(run, replace(peer, contradicted=0))
     if agreed is None and at_step > 0 and at_step >= run.head_step - (DIGEST_STEPS_KEPT if peer.anchor else 1):
         reports = {**run.reported_digests.get(at_step, {}), public_key: digest}
         run = replace(run, reported_digests={**run.reported_digests, at_step: reports})
@@ -112,7 +122,7 @@ def fix_layout(run: Run, layout_digest: bytes, parameters: int) -> Outcome:
     run, effects = memory.written(run, record)
     for key, peer in sorted(run.peers.items()):
         if peer.phase is not PeerPhase.ABSENT and peer.layout_digest != layout_digest:
-            run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+            run = run_changes.with_peer(run, replace(run_changes.move_peer(peer, PeerPhase.ABSENT), gone=True))
             effects.append(EndStream(key))
     return run, effects
 
@@ -187,7 +197,7 @@ def _caught_up(run: Run, public_key: bytes) -> Run:
     """A syncing peer within one step of the head is ready: it takes part from the next tick on."""
     peer = run.peers[public_key]
     if peer.phase is PeerPhase.SYNCING and peer.applied_step >= max(run.head_step - 1, 0):
-        return transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.READY), syncing_since_ms=0))
+        return run_changes.with_peer(run, replace(run_changes.move_peer(peer, PeerPhase.READY), syncing_since_ms=0))
     return run
 
 
@@ -201,13 +211,13 @@ def _resync(run: Run, reasons: Mapping[bytes, str], at_step: int) -> Outcome:
             continue
         peer = replace(peer, applied_step=-1, state_digest=b"", contradicted=peer.contradicted + 1)
         if peer.contradicted > CONTRADICTED_MAX:
-            run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+            run = run_changes.with_peer(run, replace(run_changes.move_peer(peer, PeerPhase.ABSENT), gone=True))
             effects += [
                 Refuse(key, f"{peer.contradicted} states of yours in a row differ from the agreed ones: join again"),
                 EndStream(key),
             ]
             continue
-        run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.SYNCING))
+        run = run_changes.with_peer(run, run_changes.move_peer(peer, PeerPhase.SYNCING))
         text = f"your state after step {at_step} differs from the agreed one ({reason})"
         effects.append(SendNotice(NoticeKind.RESYNC, text, run.snapshot, to=key, step=at_step))
     return run, effects

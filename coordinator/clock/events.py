@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.clock.records import EntryCommitted, SnapshotFact
+from coordinator.clock.effects import EntryCommitted, SnapshotFact
+from protos.accounts import NOBODY, Owner
 from protos.changes import Settings
 from protos.equivocation import Offence
 from protos.invite import Ticket
 from protos.log import Verdict
-from protos.owner import NOBODY, Owner
 from protos.slices import Aggregate
 
 
@@ -68,7 +68,7 @@ class Claim:
 class HeldPlaces:
     """Payloads of a step that a peer holds, as a bit mask over the roster of one attempt at it.
 
-    `digest`: over their hashes (`protos.holdings.digest_of`), 32 bytes.
+    `digest`: over their hashes (`protos.slices.digest_of`), 32 bytes.
     """
 
     step: int

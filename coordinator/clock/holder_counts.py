@@ -5,7 +5,7 @@ binary digits: `tally[d]` has the digit 2**d of every author's count. One report
 however many authors it names.
 
 Holdings count for the payload that its author claimed. A payload that no claim names yet is kept by name until one does.
-Refuses to decide how many holders are enough (`quorum.py`). ADR 8.
+Refuses to decide how many holders are enough (`entry_decision.py`). ADR 8.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from operator import and_, or_
 from coordinator.clock.events import HeldPlaces
 from coordinator.clock.state import OpenStep, Quorum
 from coordinator.clock.value_copy import replace
-from protos.holdings import digest_of, places_of
+from protos.slices import digest_of, places_of
 
 Name = tuple[bytes, bytes]
 """(author, payload hash)."""

@@ -1,14 +1,38 @@
-"""Peers that come and go: a peer joins, its stream of events opens or breaks, it leaves for good.
+"""Peers that come and go: a peer joins, its stream of events opens or breaks, it leaves for good; the operator excludes and
+readmits peers, and makes and revokes their tickets.
 
-Refuses a peer that `admission.py` does not admit, with its reason. Refuses to make a peer ready: `agreement.py` does.
+Refuses what `admission.py` does not allow, with its reason. Refuses to make a peer ready: `agreement.py` does.
+`serving/operator_service.py` has verified the operator's signature. ADR 21.
 """
 
 from __future__ import annotations
 
-from coordinator.clock import admission, aggregation, agreement, holder_counts, memory, transitions
-from coordinator.clock.effects import Append, Denial, Effect, EndStream, NoticeKind, Refuse, SendNotice, SendTick
-from coordinator.clock.events import Disconnected, JoinAsked
-from coordinator.clock.records import PeerLeft, TicketUsed
+from coordinator.clock import admission, aggregation, agreement, holder_counts, memory, operator_orders, run_changes
+from coordinator.clock.effects import (
+    Append,
+    Denial,
+    Effect,
+    EndStream,
+    NoticeKind,
+    PeerExcluded,
+    PeerLeft,
+    PeerReadmitted,
+    Refuse,
+    SendNotice,
+    SendTick,
+    TicketMade,
+    TicketRevoked,
+    TicketUsed,
+)
+from coordinator.clock.events import (
+    Disconnected,
+    ExclusionAsked,
+    JoinAsked,
+    ReadmissionAsked,
+    RevocationAsked,
+    TicketAsked,
+    WithdrawalAsked,
+)
 from coordinator.clock.state import Outcome, Peer, PeerPhase, Run
 from coordinator.clock.value_copy import replace
 
@@ -40,7 +64,7 @@ def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
         state_digest=b"",
         paused_since_ms=None,
     )
-    run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.ABSENT))
+    run = run_changes.with_peer(run, run_changes.move_peer(peer, PeerPhase.ABSENT))
     if event.anchor and not run.layout_digest:
         run, more = agreement.fix_layout(run, event.layout_digest, event.parameters)
         effects += more
@@ -81,8 +105,8 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
         if room.instead_of:
             run, effects = _make_room(run, room.instead_of)
         since = peer.syncing_since_ms or now_ms  # of all its lives, until it has the state
-        syncing = replace(transitions.move_peer(peer, PeerPhase.SYNCING), gone=False, syncing_since_ms=since)
-        run = transitions.with_peer(run, syncing)
+        syncing = replace(run_changes.move_peer(peer, PeerPhase.SYNCING), gone=False, syncing_since_ms=since)
+        run = run_changes.with_peer(run, syncing)
     if run.step is not None:
         left = max(run.step.deadline_at_ms - now_ms, 0)
         effects += [SendTick(run.step.tick, left, to=public_key), *aggregation.request_for(run, public_key)]
@@ -95,7 +119,7 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
 
 def _make_room(run: Run, public_key: bytes) -> Outcome:
     """A peer gives its place to a peer with a better claim. The first peer gets the reason when it joins again."""
-    run = transitions.with_peer(run, replace(transitions.move_peer(run.peers[public_key], PeerPhase.ABSENT), gone=True))
+    run = run_changes.with_peer(run, replace(run_changes.move_peer(run.peers[public_key], PeerPhase.ABSENT), gone=True))
     return run, [EndStream(public_key)]
 
 
@@ -104,10 +128,76 @@ def disconnected(run: Run, event: Disconnected) -> Outcome:
     peer = run.peers.get(event.public_key)
     if peer is None:
         return run, []
-    run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+    run = run_changes.with_peer(run, replace(run_changes.move_peer(peer, PeerPhase.ABSENT), gone=True))
     awaited = run.step is not None and event.public_key in run.roster and event.public_key not in run.left
     if event.leaving and awaited and run.config.clock.strict:
         # Strict steps wait for absent peers, but not for a peer that left for good.
         record = PeerLeft(run.head_step + 1, event.public_key)
         return memory.written(run, record)
     return run, []
+
+
+Requests = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked
+
+
+def asked(run: Run, event: Requests) -> Outcome:
+    """One request of the operator: done, or refused with a reason."""
+    match event:
+        case TicketAsked():
+            return _ticket_asked(run, event)
+        case RevocationAsked():
+            return _revocation_asked(run, event)
+        case ExclusionAsked():
+            return _exclusion_asked(run, event)
+        case ReadmissionAsked():
+            return _readmission_asked(run, event)
+        case WithdrawalAsked():
+            return _withdrawal_asked(run, event)
+
+
+def _ticket_asked(run: Run, event: TicketAsked) -> Outcome:
+    may, reason = admission.may_issue(run, event.ticket, event.unix_ms)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    record = TicketMade(event.ticket)
+    return memory.written(run, record)
+
+
+def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
+    """Guests that have to go leave first. So after a crash in between, no step waits for a guest that may not come back."""
+    if event.ticket_id not in run.tickets:
+        return run, [Refuse(b"", "this run has no such ticket")]
+    if event.with_peers and run.config.operators.keys:
+        reason = "peers go only by an order of its operators: revoke the invite alone, and order each `peer exclude`"
+        return run, [Refuse(b"", reason)]
+    effects: list[Effect] = []
+    leaving = [key for key, came_with in run.guests.items() if event.with_peers and came_with == event.ticket_id]
+    for key in leaving:
+        run, more = disconnected(run, Disconnected(key, leaving=True))
+        effects += more
+    record = TicketRevoked(event.ticket_id, event.with_peers)
+    return memory.remember(run, record, 0), [*effects, Append(record), *(EndStream(key) for key in leaving)]
+
+
+def _exclusion_asked(run: Run, event: ExclusionAsked) -> Outcome:
+    """The peer is out at once. Its stream ends, and when the peer joins again it gets the reason."""
+    may, reason = admission.may_exclude(run, event.public_key)
+    if not may or (reason := operator_orders.alone(run.config.operators, "the exclusion of a peer")):
+        return run, [Refuse(b"", reason)]
+    record = PeerExcluded(event.public_key, event.reason)
+    return memory.remember(run, record, 0), [Append(record), EndStream(event.public_key)]
+
+
+def _readmission_asked(run: Run, event: ReadmissionAsked) -> Outcome:
+    may, reason = admission.may_readmit(run, event.public_key)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    record = PeerReadmitted(event.public_key)
+    return memory.written(run, record)
+
+
+def _withdrawal_asked(run: Run, event: WithdrawalAsked) -> Outcome:
+    may, reason = admission.may_withdraw(run, event.step)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    return agreement.withdraw(run, event.step)

@@ -1,20 +1,40 @@
-"""The life of a run, as the operator steers it: a pause, changes of settings in it, a decay of its learning rate, its end.
+"""The life of a run beside its steps: a pause, changes of settings in it, a decay of its learning rate, its end; and the return
+of entries that a journal has lost.
 
 A paused run opens no step. The open step is decided by its usual rules, because peers have computed for it. If its deadline
 passes without a payload that counts, the step waits for the end of the pause. The end comes at the newest entry: an open step
 is given up, and the coordinator signs no later entry. Refuses a request that the run's state does not allow, with its reason.
 ADR 44.
+
+A journal may lose its end (a disk, a backup): peers give back the entries that this coordinator signed. Takes only what extends
+the head, and discards a step that the log has decided. Refuses to open a step before the log is as long as a peer has proven it
+to be. A second entry for one step would make two logs.
 """
 
 from __future__ import annotations
 
-from coordinator.clock import admission, memory, operator_orders, regained, rules, setting_changes
-from coordinator.clock.doubts import FORGED
-from coordinator.clock.effects import Arm, Effect, EndStream, NoticeKind, Refuse, SendNotice
+from coordinator.clock import admission, memory, operator_orders, rules, run_changes
+from coordinator.clock.effects import (
+    Arm,
+    DecayStarted,
+    Effect,
+    EndStream,
+    NoticeKind,
+    OrderSigned,
+    Refuse,
+    RunArchived,
+    RunEnded,
+    RunPaused,
+    RunResumed,
+    SendEntry,
+    SendNotice,
+    SettingsChanged,
+)
 from coordinator.clock.events import (
     ArchiveAsked,
     ChangeAsked,
     DecayAsked,
+    EntriesReturned,
     ExclusionAsked,
     FinishAsked,
     OrderAsked,
@@ -22,18 +42,58 @@ from coordinator.clock.events import (
     ResumeAsked,
     Steered,
 )
-from coordinator.clock.records import (
-    DecayStarted,
-    OrderSigned,
-    RunArchived,
-    RunEnded,
-    RunPaused,
-    RunResumed,
-    SettingsChanged,
-)
-from coordinator.clock.state import Outcome, Phase, Run
+from coordinator.clock.findings import FORGED
+from coordinator.clock.state import Outcome, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
+from protos.limits import STEP_MAX
 from protos.orders import End, OperatorOrder, order_from_body, order_id
+
+HELD = STEP_MAX
+"""`lost_until` of a run that comes from a backup: nobody knows how long its log was. The operator ends this."""
+
+
+def returned(run: Run, event: EntriesReturned, now_ms: int) -> Outcome:
+    """The entries after the head, one by one. Entries that the log has are skipped, because several peers give back the
+    same."""
+    if run.ended is not None:
+        return run, [Refuse(event.public_key, f"{run.ended}: no entry follows it")]
+    effects: list[Effect] = []
+    first = run.head_step
+    for record in event.entries:
+        entry = record.entry
+        if entry.step <= run.head_step:
+            continue
+        if (entry.step, entry.parent_hash) != (run.head_step + 1, run.head_hash):
+            text = f"entry {entry.step} does not follow this log, whose head is {run.head_step}"
+            effects.append(Refuse(event.public_key, text))
+            break
+        run, more = memory.written(run, record, now_ms)
+        gone = [EndStream(exclusion.public_key) for exclusion in entry.exclusions]
+        effects += [*more, SendEntry(entry.step), *gone]
+    if run.head_step == first:
+        return run, effects
+    for peer in run.trainers:
+        if peer.applied_step < run.head_step - 1:
+            run = run_changes.with_peer(run, run_changes.move_peer(peer, PeerPhase.SYNCING))
+    if run.phase is Phase.FINISHED:
+        effects.append(Arm(run.finish_by_ms))
+    run = replace(run, lost_until=max(run.lost_until, event.newest_step))
+    return replace(
+        run, reason=f"the journal had lost its end: peers gave back entries {first + 1} to {run.head_step}"
+    ), effects
+
+
+def is_missed(run: Run) -> str:
+    """The entries that are still missing, in words; empty if none is."""
+    if run.head_step >= run.lost_until:
+        return ""
+    if run.lost_until == HELD:
+        return (
+            f"the coordinator was restored from a backup: peers give back the entries after step {run.head_step}, and no step "
+            "opens until the operator says that the log is whole"
+        )
+    return f"the journal had lost its end: waiting for a peer that gives back entries {run.head_step + 1} to {run.lost_until}"
+
 
 GOES_ON = "the operator lets the run go on"
 FINISHED = "the run is finished: it opens no step any more"
@@ -54,9 +114,9 @@ def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
         case FinishAsked():
             return ended(run, event.reason, now_ms)
         case DecayAsked():
-            return memory.written(run, DecayStarted(setting_changes.decided_next(run), event.steps))
+            return memory.written(run, DecayStarted(run_changes.decided_next(run), event.steps))
         case ChangeAsked():
-            run, effects = memory.written(run, SettingsChanged(setting_changes.decided_next(run), event.settings))
+            run, effects = memory.written(run, SettingsChanged(run_changes.decided_next(run), event.settings))
             return run, [*effects, *_told(run, event)]
         case ArchiveAsked():
             here = [key for key, peer in sorted(run.peers.items()) if peer.is_here]
@@ -106,7 +166,7 @@ def _told(run: Run, wish: _Wish) -> list[Effect]:
         case FinishAsked():
             return [SendNotice(NoticeKind.WAITING, str(run.ended)), Arm(run.finish_by_ms)]
         case ChangeAsked():
-            return [SendNotice(NoticeKind.WAITING, f"{words(run)}; {setting_changes.said(run.changes[-1])}")]
+            return [SendNotice(NoticeKind.WAITING, f"{words(run)}; {run_changes.said(run.changes[-1])}")]
 
 
 def _alone(run: Run, event: Steered) -> str:
@@ -149,12 +209,10 @@ def _refusal(run: Run, event: Steered | ExclusionAsked) -> str:
         case DecayAsked():
             return _no_decay(run, event)
         case ChangeAsked():
-            missed = regained.is_missed(run)
-            return (
-                f"the settings cannot change yet: {missed}" if missed else setting_changes.refusal(run, event.settings)
-            )
+            missed = is_missed(run)
+            return f"the settings cannot change yet: {missed}" if missed else run_changes.refusal(run, event.settings)
         case FinishAsked():  # a longer log may come back, and no entry may follow the end
-            missed = regained.is_missed(run)
+            missed = is_missed(run)
             return f"the run cannot end yet: {missed}" if missed else ""
 
 
@@ -165,7 +223,7 @@ def _no_archive(run: Run, event: ArchiveAsked) -> str:
 
 
 def _no_decay(run: Run, event: DecayAsked) -> str:
-    optimizer, steps, after = run.config.optimizer, run.config.clock.steps, setting_changes.decided_next(run)
+    optimizer, steps, after = run.config.optimizer, run.config.clock.steps, run_changes.decided_next(run)
     if optimizer.schedule not in ("wsd", "constant"):
         return f"the run's optimizer.schedule is {optimizer.schedule}, which decays by itself; a decay needs wsd or constant"
     if run.decay is not None:
@@ -176,7 +234,7 @@ def _no_decay(run: Run, event: DecayAsked) -> str:
         return f"the learning rate decays since step {rules.decay_begins(optimizer, steps)}, as the run's settings say"
     if after + event.steps > steps:
         return f"a decay of {event.steps} steps after step {after} ends after the run's last step {steps}; take fewer steps"
-    if missed := regained.is_missed(run):
+    if missed := is_missed(run):
         return f"the decay cannot begin yet: {missed}"
     return ""
 

@@ -1,6 +1,6 @@
 """The clock as a pure function: `step(run, event, now_ms) -> (run, effects)`; and `restore`, its memory after a crash.
 
-Each event goes to the module that decides about it: `joins`, `reports` (and from there `agreement`), `admin`, or `life`.
+Each event goes to the module that decides about it: `joins`, `reports` (and from there `agreement`), or `life`.
 After it, `steps` opens or closes (`entry_decision`) a step, or finishes the run. Records are remembered in `memory`.
 
 Refuses to do anything itself: effects are values, to be carried out in order by the runtime. An `Append` makes an event
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coordinator.clock import admin, joins, life, memory, regained, reports, steps
-from coordinator.clock.effects import Arm, Effect
+from coordinator.clock import joins, life, memory, reports, steps
+from coordinator.clock.effects import Arm, Effect, Record, SnapshotFact
 from coordinator.clock.events import (
     ArchiveAsked,
     ChangeAsked,
@@ -35,7 +35,6 @@ from coordinator.clock.events import (
     TimerFired,
     WithdrawalAsked,
 )
-from coordinator.clock.records import Record, SnapshotFact
 from coordinator.clock.state import Outcome, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.run_config import RunConfig
@@ -101,11 +100,11 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
         case Reported():
             run, effects = reports.reported(run, event, now_ms)
         case EntriesReturned():
-            run, effects = regained.returned(run, event, now_ms)
+            run, effects = life.returned(run, event, now_ms)
         case TimerFired():
             effects = _early(run, now_ms)
         case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked() | WithdrawalAsked():
-            run, effects = admin.asked(run, event)
+            run, effects = joins.asked(run, event)
         case PauseAsked() | ResumeAsked() | FinishAsked() | ArchiveAsked() | DecayAsked() | ChangeAsked():
             run, effects = life.asked(run, event, now_ms)
         case OrderAsked():

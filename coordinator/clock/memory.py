@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.clock import electorate, holder_counts, operator_orders, rules, setting_changes, transitions, trust
-from coordinator.clock.effects import Append
-from coordinator.clock.records import (
+from coordinator.clock import electorate, holder_counts, operator_orders, rules, run_changes, trust
+from coordinator.clock.effects import (
+    Append,
     DecayStarted,
     EntryCommitted,
     Equivocated,
@@ -108,7 +108,7 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
         case OwnerNamed():
             before, named = run.peers.get(record.public_key, Peer(record.public_key)), record.owner
             peer = replace(before, owner=named, owner_kept=named, owner_step=record.step)
-            return transitions.with_peer(run, peer)
+            return run_changes.with_peer(run, peer)
 
 
 def _remember_signature(run: Run, record: OrderSigned, now_ms: int) -> Run:
@@ -118,7 +118,7 @@ def _remember_signature(run: Run, record: OrderSigned, now_ms: int) -> Run:
     signed = orders.waiting[name]
     if len(signed.signatures) < run.config.operators.needed:
         return replace(run, orders=orders)
-    after = setting_changes.decided_next(run)
+    after = run_changes.decided_next(run)
     return remember(
         replace(run, orders=operator_orders.as_obeyed(orders, name, after)), _obeyed(run, signed, after), now_ms
     )
@@ -150,7 +150,7 @@ def _remember_life(
         case DecayStarted():
             return replace(run, decay=record)
         case SettingsChanged():
-            return setting_changes.applied(run, (*run.changes, record))
+            return run_changes.applied(run, (*run.changes, record))
         case OrderSigned():
             return _remember_signature(run, record, now_ms)
 
@@ -243,7 +243,7 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
     opened = rules.seen(OpenStep(tick, now_ms, deadline, rarely=rarely), run.peers)
     if before is not None and before.tick.step == tick.step:
         opened = _carry_over(before, opened)
-    run = transitions.move(run, Phase.OPEN)
+    run = run_changes.move(run, Phase.OPEN)
     return replace(run, step=opened, reason=f"step {tick.step} is open")
 
 
@@ -262,12 +262,12 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     if entry.orders or run.orders.unlogged:
         done = {order_id(run.run_id, signed.body): signed for signed in entry.orders}
         run = replace(run, orders=operator_orders.logged(run.orders, done, entry))
-    run = replace(setting_changes.adopted(run, entry), roster=_roster_of(run, entry))
+    run = replace(run_changes.adopted(run, entry), roster=_roster_of(run, entry))
     peers = dict(run.peers)
     for c in entry.contributions:
         peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
         peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
-    run = transitions.bounded(_remember_trust(replace(run, electors=None, peers=peers), record))
+    run = run_changes.bounded(_remember_trust(replace(run, electors=None, peers=peers), record))
     loss = accounts.loss_of(entry.contributions, run.loss)
     newest = max(run.agreed_digests, default=0)  # it tells how long no state has been agreed on
     agreed = {s: d for s, d in run.agreed_digests.items() if s >= entry.step - DIGEST_STEPS_KEPT or s == newest}
@@ -288,12 +288,12 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
         agreed_digests=agreed,
     )
     if entry.step < run.config.clock.steps:
-        return transitions.move(run, Phase.WAITING)
+        return run_changes.move(run, Phase.WAITING)
     return _finished(replace(run, reason=f"finished: {entry.step} steps"), now_ms)
 
 
 def _finished(run: Run, now_ms: int) -> Run:
-    return replace(transitions.move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
+    return replace(run_changes.move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
 
 
 def _remember_end(run: Run, record: RunEnded, now_ms: int) -> Run:
@@ -331,7 +331,7 @@ def _remember_trust(run: Run, record: EntryCommitted) -> Run:
     entry, peers, checked = record.entry, dict(run.peers), run.config.trust.enabled
     for exclusion in entry.exclusions:
         peer = peers.get(exclusion.public_key, Peer(exclusion.public_key))
-        peers[peer.public_key] = replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True)
+        peers[peer.public_key] = replace(run_changes.move_peer(peer, PeerPhase.ABSENT), gone=True)
     if checked or entry.exclusions or entry.readmitted:
         standings = trust.logged(run.standings, entry, run.roster if checked else ())
         run = replace(run, electors=None, peers=peers, standings=standings)
@@ -347,7 +347,7 @@ def _sent_away(run: Run, judged: Iterable[bytes]) -> Run:
     for key in sorted(judged):
         peer = run.peers.get(key)
         if peer is not None and not peer.gone and run.standings.get(key, trust.Standing()).excluded:
-            run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+            run = run_changes.with_peer(run, replace(run_changes.move_peer(peer, PeerPhase.ABSENT), gone=True))
     return run
 
 
@@ -359,4 +359,4 @@ def _without(run: Run, public_key: bytes) -> Run:
         left = run.left | {public_key} if run.config.clock.strict and public_key in run.roster else run.left
         run = replace(run, left=left, step=holder_counts.without(replace(current, claims=claims), public_key))
     peer = run.peers.get(public_key, Peer(public_key))
-    return transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+    return run_changes.with_peer(run, replace(run_changes.move_peer(peer, PeerPhase.ABSENT), gone=True))

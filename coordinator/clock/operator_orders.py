@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from coordinator.clock.records import OrderSigned
+from coordinator.clock.effects import OrderSigned
 from coordinator.clock.value_copy import replace
 from protos.identity import short
 from protos.limits import ORDER_MS_MAX

@@ -6,20 +6,20 @@ Refuses parts that do not belong to the open step or its roster, and all reports
 
 from __future__ import annotations
 
-from coordinator.clock import (
-    aggregation,
-    agreement,
-    electorate,
-    holder_counts,
-    memory,
-    rules,
-    transitions,
-    trust,
+from coordinator.clock import aggregation, agreement, electorate, holder_counts, memory, rules, run_changes, trust
+from coordinator.clock.effects import (
+    Append,
+    Effect,
+    Equivocated,
+    Evaluated,
+    NoticeKind,
+    Refuse,
+    RunPaused,
+    SendAnnouncement,
+    SendNotice,
 )
-from coordinator.clock.doubts import Doubt
-from coordinator.clock.effects import Append, Effect, NoticeKind, Refuse, SendAnnouncement, SendNotice
 from coordinator.clock.events import Claim, HeldPlaces, Reported
-from coordinator.clock.records import Equivocated, Evaluated, RunPaused
+from coordinator.clock.findings import Doubt
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.equivocation import Offence
@@ -77,7 +77,7 @@ def _about_itself(run: Run, event: Reported) -> Run:
     if not event.addresses and event.owner is None:
         return run
     owner = peer.owner if event.owner is None else event.owner
-    return transitions.with_peer(run, replace(peer, addresses=event.addresses or peer.addresses, owner=owner))
+    return run_changes.with_peer(run, replace(peer, addresses=event.addresses or peer.addresses, owner=owner))
 
 
 def _paused(run: Run, event: Reported, now_ms: int) -> Run:
@@ -85,7 +85,7 @@ def _paused(run: Run, event: Reported, now_ms: int) -> Run:
     peer = run.peers[event.public_key]
     if event.paused is None or event.paused == peer.is_paused:
         return run
-    run = transitions.with_peer(run, replace(peer, paused_since_ms=now_ms if event.paused else None))
+    run = run_changes.with_peer(run, replace(peer, paused_since_ms=now_ms if event.paused else None))
     current, key = run.step, event.public_key
     if current is None or key not in current.tick.places or key in current.claims:
         return run
@@ -264,7 +264,7 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
     speed = peer.samples_per_second
     if before is None:
         speed = rules.measured_speed(speed, claim, now_ms - current.opened_ms)
-    return transitions.with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), _contradict(
+    return run_changes.with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), _contradict(
         current, public_key, claim
     )
 

@@ -13,8 +13,8 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 from coordinator.clock import electorate
+from coordinator.clock.effects import DecayStarted
 from coordinator.clock.events import Claim
-from coordinator.clock.records import DecayStarted
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
 from coordinator.clock.value_copy import replace
 from protos.assignment import Range, SampleShare, assign, merge, shares

@@ -8,13 +8,12 @@ from enum import Enum
 from functools import lru_cache, reduce
 from operator import or_
 
-from coordinator.clock.doubts import Doubts
-from coordinator.clock.effects import Effect
+from coordinator.clock.effects import DecayStarted, Effect, SettingsChanged, SnapshotFact, Withdrawn
 from coordinator.clock.events import Claim
+from coordinator.clock.findings import Doubts, RecentChecks
 from coordinator.clock.operator_orders import OperatorOrders
-from coordinator.clock.records import DecayStarted, SettingsChanged, SnapshotFact, Withdrawn
 from coordinator.clock.trust import Standing, StepChecks
-from coordinator.clock.typical import RecentChecks
+from protos.accounts import NOBODY, Owner
 from protos.assignment import Range
 from protos.changes import SNAPSHOT_EVERY, Settings, merged
 from protos.identity import public_key_of
@@ -22,7 +21,6 @@ from protos.invite import Ticket
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
 from protos.log import Contribution
 from protos.orders import End
-from protos.owner import NOBODY, Owner
 from protos.run_config import RunConfig
 from protos.slices import Aggregate
 from protos.tick import Tick

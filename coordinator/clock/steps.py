@@ -5,20 +5,8 @@ Goes as far as the rules allow now, and refuses to wait: an `Arm` asks for the t
 
 from __future__ import annotations
 
-from coordinator.clock import (
-    aggregation,
-    agreement,
-    electorate,
-    entry_decision,
-    life,
-    memory,
-    quorum,
-    regained,
-    rules,
-    transitions,
-)
-from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendNotice, SendTick
-from coordinator.clock.records import TickOpened
+from coordinator.clock import aggregation, agreement, electorate, entry_decision, life, memory, rules, run_changes
+from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendNotice, SendTick, TickOpened
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.assignment import SampleShare
@@ -32,7 +20,7 @@ DECAYED = "its learning rate has decayed"
 
 def progress(run: Run, now_ms: int) -> Outcome:
     """Open, close, reopen or finish, as far as the rules allow right now."""
-    if missed := regained.is_missed(run):
+    if missed := life.is_missed(run):
         return replace(run, reason=missed), []
     if run.phase is Phase.WAITING:
         return _try_open(run, now_ms)
@@ -135,7 +123,7 @@ def _add_up(run: Run, now_ms: int) -> Outcome:
         return run, [Arm(current.summing.until_ms)]
     if aggregate is None:
         return _without_aggregators(run, current, problem, now_ms)
-    run, told = aggregation.rested(replace(run, step=quorum.counted(run, current, now_ms)), current)
+    run, told = aggregation.rested(replace(run, step=entry_decision.counted(run, current, now_ms)), current)
     return _decide(run, now_ms, aggregate, told)
 
 
@@ -178,10 +166,10 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
         return _add_up(run, now_ms)
     if current.tick.aggregators and aggregation.are_lost(run, current):
         return _without_aggregators(run, current, "the aggregators of the step have left", now_ms)
-    current = quorum.counted(run, current, now_ms)
-    if not current.most_at_ms and quorum.most_counted(run, current, now_ms):
+    current = entry_decision.counted(run, current, now_ms)
+    if not current.most_at_ms and entry_decision.most_counted(run, current, now_ms):
         current = replace(current, most_at_ms=now_ms)
-    closes, reason = quorum.should_close(run, current, now_ms)
+    closes, reason = entry_decision.should_close(run, current, now_ms)
     if run.is_paused:
         reason = f"{life.words(run)}; step {current.tick.step} is decided first: {reason}"
     run = replace(run, reason=reason, step=current)
@@ -214,7 +202,7 @@ def _missed(run: Run, current: OpenStep, reason: str, now_ms: int) -> Outcome:
 
 def _waits(run: Run, current: OpenStep, now_ms: int) -> Outcome:
     """A step before its deadline: it waits, unless too few of its roster are left."""
-    wanted, left = run.config.clock.min_peers, quorum.live_mask(current, now_ms).bit_count()
+    wanted, left = run.config.clock.min_peers, entry_decision.live_mask(current, now_ms).bit_count()
     deserted = left < min(wanted, len(current.tick.roster))
     if run.config.clock.strict:
         deserted = bool(run.left)
@@ -223,7 +211,7 @@ def _waits(run: Run, current: OpenStep, now_ms: int) -> Outcome:
         if current.tick.attempt > 1 and now_ms < again_at and not run.config.clock.strict:
             return run, [Arm(again_at)]  # peers that come and go do not have it opened again and again
         return _reopen(run, "too few of the roster are left", now_ms)
-    until = quorum.newcomers_until_ms(run, current)
+    until = entry_decision.newcomers_until_ms(run, current)
     return run, [Arm(until)] if run.config.trust.enabled and now_ms < until else []
 
 
@@ -232,7 +220,7 @@ def _after_commit(run: Run, now_ms: int) -> Outcome:
         return replace(run, reason="the last step is committed; peers are applying it"), [Arm(run.finish_by_ms)]
     for peer in run.trainers:
         if peer.applied_step < run.head_step - 1:
-            run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.SYNCING))
+            run = run_changes.with_peer(run, run_changes.move_peer(peer, PeerPhase.SYNCING))
     run, effects = _try_open(run, now_ms)
     if run.phase is Phase.WAITING:
         effects.append(SendNotice(NoticeKind.WAITING, run.reason))

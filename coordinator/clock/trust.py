@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.clock.typical import LAZY_PART, RecentChecks
+from coordinator.clock.findings import LAZY_PART, RecentChecks
 from coordinator.clock.value_copy import replace
 from protos import checks
 from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED, looked_at

@@ -38,13 +38,12 @@ from coordinator.commands.planning import (
 )
 from coordinator.commands.run_mistakes import mistakes
 from protos import toml_file
-from protos.amounts import HOUR, amount, duration, span
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT, Mistake, has_own_text
 from protos.optimizer_defaults import most_bytes
 from protos.run_config import RunConfig, config_from_json
 from protos.run_sections import LayoutFacts, ReferenceLoss
-from protos.text import print_json
+from protos.text import HOUR, amount, duration, print_json, span
 
 CURVE_COLUMNS = 40
 PEERS_SHOWN = 8

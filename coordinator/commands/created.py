@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from coordinator.commands.checking import Findings, refuse_second
-from coordinator.commands.invites import ANCHOR_USES
 from coordinator.commands.operator import Operator
+from coordinator.commands.peers import ANCHOR_USES
 from protos.errors import OperatorError, Refusal
 from protos.invite import Invite
 from protos.limits import HASH_BYTES

@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.commands.options import Home, Json, settings
 from coordinator.serving.served_coordinator import Serving
-from coordinator.serving.tls import load_or_create
+from coordinator.store.home_files import load_or_create
+from protos.calls import error_of, fetch_certificate, pinned_channel, way_of
 from protos.changes import Settings, settings_body
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
@@ -25,9 +26,8 @@ from protos.identity import Identity
 from protos.invite import Invite, seal_ticket, ticket_from_body
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
-from protos.pinned import error_of, fetch_certificate, pinned_channel, way_of
-from protos.public_runs import list_text, sealed_run
 from protos.run_config import RunConfig, config_from_json
+from protos.run_facts import list_text, sealed_run
 from protos.start import StartingState, start_body
 from protos.text import as_line
 from protos.v1 import coordinator_pb2 as pb

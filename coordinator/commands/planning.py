@@ -21,15 +21,15 @@ from typing import Any, Final
 
 import tomli_w
 
-from protos.amounts import count
 from protos.errors import OperatorError
 from protos.example import MEASURED
 from protos.limits import PAYLOADS_GB, PERIODS_KEPT
 from protos.mistakes import has_own_text
 from protos.optimizer_defaults import MUON_LR_PARAMETERS, RECIPES, muon_lr
+from protos.process import python_command
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 from protos.run_sections import LayoutFacts
-from protos.safe_path import python_command
+from protos.text import count
 
 LAYOUT_SECONDS_MAX = 300.0
 """The process itself stops after 20 s of computing for each of its two parts. This is for machines that others use, too."""

@@ -1,7 +1,10 @@
 """One coordinator of several on one database: stands by until the lease is free, acts while it holds it, stands by again.
 
-The election decides nothing: `lease.py` says which coordinator may act, and the journal refuses writes of any other. A
-coordinator with its own database does not use it.
+The lease is one row in the database, by the database's clock. Each holding of it has a token, one more than the last, and the
+journal takes a record only under the newest token (`coordinator/store/journal.py`). So a coordinator that stalls while it acts,
+and is replaced, can do no harm. The token makes two coordinators safe; the times below only make a take-over quick. ADR 15.
+
+The election decides nothing. A coordinator with its own database does not use it.
 """
 
 from __future__ import annotations
@@ -10,15 +13,164 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
+import sqlalchemy as sa
 import structlog
+from sqlalchemy import event
 
 from coordinator.serving.hub import Hub
 from coordinator.store.checkpoint import FoldedRuns
-from coordinator.store.journal import Journal, JournalError
-from coordinator.store.lease import LOOK_SECONDS, RENEW_SECONDS, HeldLease, Lease
+from coordinator.store.database import connected, making_tables
+from coordinator.store.journal import LEASE, Journal, JournalError, failing_as_journal_error
+from protos.errors import OperatorError
+from protos.identity import Identity
+from protos.invite import COORDINATORS_MAX
+
+# The lease lasts this long after its last renewal, and is renewed this often: three renewals in a row may fail. Peers notice
+# a silent coordinator in about the same time (node/link/client.py).
+LEASE_SECONDS = 2.0
+RENEW_SECONDS = 0.5
+# How often those that stand by look whether the lease is free.
+LOOK_SECONDS = 0.25
+# Invites name the coordinators that were here lately: an address too many costs a peer nothing.
+HERE_SECONDS = 600
+_METADATA = sa.MetaData()
+_LEASE = LEASE.to_metadata(_METADATA)
+_COORDINATORS = sa.Table(
+    "coordinators",
+    _METADATA,
+    sa.Column("address", sa.String(256), primary_key=True),
+    sa.Column("seen", sa.DateTime(timezone=True), nullable=False),
+)
+_OWNER = sa.Table(
+    "owner",
+    _METADATA,
+    sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("public_key", sa.LargeBinary(32), nullable=False),
+    sa.Column("certificate_sha256", sa.LargeBinary(32), nullable=False),
+)
+# clock_timestamp(), not now(): a statement may have waited for the row.
+_FIRST = sa.text("INSERT INTO lease (id, token, expires, address) VALUES (1, 0, 'epoch', '') ON CONFLICT DO NOTHING")
+_OWN = sa.text(
+    "INSERT INTO owner (id, public_key, certificate_sha256) VALUES (1, :key, :certificate) ON CONFLICT DO NOTHING"
+)
+_TAKE = sa.text(
+    "UPDATE lease SET token = token + 1, expires = clock_timestamp() + make_interval(secs => :seconds), address = :address "
+    "WHERE id = 1 AND expires < clock_timestamp() RETURNING token"
+)
+_RENEW = sa.text(
+    "UPDATE lease SET expires = clock_timestamp() + make_interval(secs => :seconds) WHERE id = 1 AND token = :token "
+    "RETURNING token"
+)
+_RELEASE = sa.text("UPDATE lease SET expires = 'epoch' WHERE id = 1 AND token = :token")
+_SAY_HERE = sa.text(
+    "INSERT INTO coordinators (address, seen) VALUES (:address, clock_timestamp()) "
+    "ON CONFLICT (address) DO UPDATE SET seen = excluded.seen"
+)
+_WHO = sa.text(
+    "SELECT address, address = (SELECT address FROM lease WHERE id = 1) AS acts FROM coordinators "
+    "WHERE seen > clock_timestamp() - make_interval(secs => :seconds) ORDER BY acts DESC, seen DESC LIMIT :most"
+)
+
+
+@dataclass(frozen=True)
+class HeldLease:
+    """The lease, held until `until` on this machine's monotonic clock, counted from before it was asked for."""
+
+    token: int
+    until: float
+
+    def left(self, now: float) -> float:
+        """Seconds that this coordinator may still act; 0.0 when it has to stop."""
+        return max(self.until - now, 0.0)
+
+
+def held_since(token: int, asked_at: float) -> HeldLease:
+    """The database counts from a moment after `asked_at`, so its time ends later than ours."""
+    return HeldLease(token, asked_at + LEASE_SECONDS)
+
+
+class Lease:
+    """The row, as one coordinator uses it. Calls block, and one at a time; each raises JournalError."""
+
+    def __init__(self, url: sa.URL, address: str, identity: Identity, certificate_sha256: bytes) -> None:
+        self._address = address
+        self._engine = connected(url)
+        # A word that the holder is there need not survive the database: if it is lost, the lease only ends sooner. Taking
+        # the lease goes over the other engine, and is durable: no token may ever be given twice.
+        self._quick = connected(url)
+        event.listen(self._quick, "connect", _without_waiting_for_the_disk)
+        try:
+            self._enter(identity.public_key, certificate_sha256)
+        except OperatorError:
+            self.close()
+            raise
+
+    def _enter(self, public_key: bytes, certificate_sha256: bytes) -> None:
+        """Make the tables, or see that they are those of coordinators with the same keys."""
+        with making_tables(self._engine, _METADATA) as connection:
+            connection.execute(_FIRST)
+            connection.execute(_OWN, {"key": public_key, "certificate": certificate_sha256})
+            owner = connection.execute(sa.select(_OWNER)).one()
+        _check_owner("identity.key", public_key, owner.public_key)
+        _check_owner("tls.key and tls.crt", certificate_sha256, owner.certificate_sha256)
+
+    def acquire(self) -> HeldLease | None:
+        """The lease if it is free, under a new token."""
+        asked_at = time.monotonic()
+        with _statement(self._engine) as connection:
+            token = connection.execute(_TAKE, {"seconds": LEASE_SECONDS, "address": self._address}).scalar()
+        return None if token is None else held_since(token, asked_at)
+
+    def renew(self, held: HeldLease) -> HeldLease | None:
+        """Hold it for longer; None if another coordinator has taken it."""
+        asked_at = time.monotonic()
+        with _statement(self._quick) as connection:
+            found = connection.execute(_RENEW, {"seconds": LEASE_SECONDS, "token": held.token}).scalar()
+        return held_since(held.token, asked_at) if found is not None else None
+
+    def release(self, held: HeldLease) -> None:
+        """Give it back, so that another acts at once; no matter if the database does not answer."""
+        with suppress(JournalError), _statement(self._quick) as connection:
+            connection.execute(_RELEASE, {"token": held.token})
+
+    def say_here(self) -> None:
+        """Invites shall name this coordinator."""
+        with _statement(self._quick) as connection:
+            connection.execute(_SAY_HERE, {"address": self._address})
+
+    def coordinators(self) -> tuple[str, ...]:
+        """The addresses of those that are here, the one that acts (or did last) first."""
+        with _statement(self._quick) as connection:
+            rows = connection.execute(_WHO, {"seconds": HERE_SECONDS, "most": COORDINATORS_MAX}).all()
+        return tuple(address for row in rows for address in row.address.split(","))[:COORDINATORS_MAX]
+
+    def close(self) -> None:
+        """Release the connections."""
+        self._quick.dispose()
+        self._engine.dispose()
+
+
+def _statement(engine: sa.Engine) -> AbstractContextManager[sa.Connection]:
+    return failing_as_journal_error(engine.begin, "reached")
+
+
+def _check_owner(files: str, ours: bytes, theirs: bytes) -> None:
+    if ours != theirs:
+        raise OperatorError(
+            f"this database belongs to coordinators with another {files}: copy identity.key, tls.key and tls.crt from the "
+            "home folder of the first coordinator to this one's, or name another database"
+        )
+
+
+def _without_waiting_for_the_disk(connection: object, _: object) -> None:
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute("SET synchronous_commit = off")
+    cursor.close()
+
 
 # How often a coordinator reads the records of the acting one, announces itself, and looks for others.
 READ_SECONDS = 1.0

@@ -19,7 +19,9 @@ from coordinator.clock.effects import (
     Denial,
     Effect,
     EndStream,
+    EntryCommitted,
     NoticeKind,
+    Record,
     Refuse,
     SendAnnouncement,
     SendEntry,
@@ -28,13 +30,19 @@ from coordinator.clock.effects import (
     SendTick,
 )
 from coordinator.clock.events import Connected, Disconnected, EntriesReturned, Event, Reported, TimerFired
-from coordinator.clock.records import EntryCommitted, Record
 from coordinator.clock.state import Phase, Run
-from coordinator.serving import event_streams
+from coordinator.serving import following
 from coordinator.serving.clocks import monotonic_ms
-from coordinator.serving.event_streams import Events, EventStreams, FullError, NotJoinedError, PeerAheadError
+from coordinator.serving.following import (
+    Events,
+    EventStreams,
+    FullError,
+    LogPages,
+    NotJoinedError,
+    Page,
+    PeerAheadError,
+)
 from coordinator.serving.metrics import Metrics, StepTraces
-from coordinator.serving.reading import LogPages, Page
 from coordinator.serving.throttled_log import FAILING, ThrottledLog, Trouble
 from coordinator.store.checkpoint import Folded
 from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
@@ -236,15 +244,13 @@ class RunRuntime:
             case SendEntry():
                 self.streams.hold(envelope_pb2.SignedEnvelope.FromString(self._entry))
             case SendTick():
-                self.streams.send_tick(effect.to, event_streams.tick_event(run, effect, self._identity))
+                self.streams.send_tick(effect.to, following.tick_event(run, effect, self._identity))
             case SendSumRequest() | SendAnnouncement():
-                self.streams.send(effect.to, event_streams.for_one(effect))
+                self.streams.send(effect.to, following.for_one(effect))
             case SendNotice():
                 if effect.kind is NoticeKind.RESYNC:
                     self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
-                self.streams.send(
-                    effect.to, pb.FollowResponse(notice=event_streams.notice(run, effect, self._identity))
-                )
+                self.streams.send(effect.to, pb.FollowResponse(notice=following.notice(run, effect, self._identity)))
                 if effect.to is None:
                     self._log.info(effect.reason, step=run.head_step, peer="all")
                 elif effect.kind is not NoticeKind.VOTE:  # its author alone wants to know

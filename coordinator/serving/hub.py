@@ -16,19 +16,18 @@ import structlog
 
 from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from coordinator.clock.trust import Standing
-from coordinator.clock.wait_queue import Line, QueuePace, waiting
-from coordinator.serving import event_streams
+from coordinator.serving import following
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.event_loop import RunRuntime
+from coordinator.serving.following import LogPages
 from coordinator.serving.metrics import Failures, Metrics, StepTraces
-from coordinator.serving.reading import LogPages
 from coordinator.store.checkpoint import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
-from coordinator.store.wait_queues import WaitQueues
+from coordinator.store.wait_queues import Line, QueuePace, WaitQueues, waiting
+from protos.accounts import owner_body
 from protos.address import is_relayed
 from protos.identity import Identity
 from protos.log import run_id_of
-from protos.owner import owner_body
 from protos.run_facts import STATUS_EXCLUSIONS_MAX, STATUS_PEERS_MAX
 from protos.start import StartingState
 from protos.tracing import Tracing
@@ -262,21 +261,21 @@ class Hub:
             head_step=run.head_step,
             head_hash=run.head_hash,
             total_steps=run.steps,
-            snapshot=event_streams.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            snapshot=following.snapshot_ref(run, run.snapshot) if run.snapshot else None,
             peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,
             reason=run.reason,
             payload_bytes_total=run.payload_bytes_total,
             exclusions=_exclusions(run),
-            earlier=event_streams.earlier_snapshots(run),
-            withdrawn=event_streams.withdrawn_of(run),
+            earlier=following.earlier_snapshots(run),
+            withdrawn=following.withdrawn_of(run),
             anchored=run.anchored,
             parameters=run.parameters,
             unconfirmed_steps=run.unconfirmed_steps,
             paused=run.is_paused,
-            end=event_streams.end_of(run, self.identity),
+            end=following.end_of(run, self.identity),
             archived=run.archived,
-            changed=event_streams.changed_of(run),
+            changed=following.changed_of(run),
             evaluations=[envelope for _, by in sorted(run.evaluations.items()) for envelope in by.values()],
         )
 

@@ -27,7 +27,7 @@ from coordinator.clock.events import (
 )
 from coordinator.clock.state import Phase
 from coordinator.serving import clocks, doors
-from coordinator.serving.calls import Calls, Context, DeclinedError, answered
+from coordinator.serving.doors import Calls, Context, DeclinedError, answered
 from protos import limits
 from protos.changes import settings_from_body
 from protos.envelope import Kind, check, parse

@@ -19,7 +19,7 @@ import structlog
 
 from coordinator.config import CoordinatorSettings
 from protos.invite import Invite
-from protos.safe_path import python_command
+from protos.process import python_command
 
 NO_PAGE: Final = "none"
 MODULE: Final = "node.web.serve"

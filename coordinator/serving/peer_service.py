@@ -1,6 +1,6 @@
 """The calls of peers. Each call opens its request, passes it through a door, and hands the event to the run.
 
-Decides nothing: `doors.py` checks bytes, the machine decides, and `calls.py` maps errors to gRPC statuses.
+Decides nothing: `doors.py` checks bytes and maps errors to gRPC statuses, and the machine decides.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from coordinator.clock import admission, holder_counts, rules, wait_queue
+from coordinator.clock import admission, holder_counts, rules
 from coordinator.clock.effects import Denial
 from coordinator.clock.events import Disconnected, Reported
 from coordinator.clock.state import Run
-from coordinator.serving import clocks, doors, event_streams
-from coordinator.serving.calls import (
+from coordinator.serving import clocks, doors, following
+from coordinator.serving.doors import (
     Calls,
     Context,
     DeclinedError,
@@ -25,16 +25,17 @@ from coordinator.serving.calls import (
     answered,
 )
 from coordinator.serving.event_loop import RunRuntime
+from coordinator.serving.following import ReadersBusyError, bootstrap
 from coordinator.serving.gate import admitted
 from coordinator.serving.hub import Hub
-from coordinator.serving.reading import ReadersBusyError, bootstrap
 from coordinator.serving.sessions import IdentityPrograms, Sessions
+from coordinator.store import wait_queues
 from protos import limits, version
 from protos.address import block_of, network_of, site
 from protos.changes import settings_body
 from protos.envelope import Kind, VerifiedEnvelope, parse
 from protos.errors import Reason, Refusal
-from protos.holdings import mask_bytes
+from protos.slices import mask_bytes
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2
@@ -105,7 +106,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             anchor=body.anchor,
         )
         if request.waits and denial in {None, Denial.FULL} and not body.anchor:
-            part, most = wait_queue.part_of(runtime.run, opened.public_key, ticket, network)
+            part, most = wait_queues.part_of(runtime.run, opened.public_key, ticket, network)
             turn = self._turn(runtime, opened.public_key, part, most, may_enter=denial is None)
             return turn or pb.MayJoinResponse(place=1, length=1, reason=reason)
         if denial is not None:
@@ -120,14 +121,14 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         run, now_ms = runtime.run, clocks.monotonic_ms()
         if may_enter and not admission.needs_turn(run, public_key, anchor=False):
             return pb.MayJoinResponse()
-        here = wait_queue.waiting(self.hub.lines.of(run.run_id), run, now_ms)
+        here = wait_queues.waiting(self.hub.lines.of(run.run_id), run, now_ms)
         free = self._places_free(run, public_key, here, now_ms)
         if free and not may_enter:
             return None
-        turn = wait_queue.asked(here, public_key, part, free, most, now_ms)
+        turn = wait_queues.asked(here, public_key, part, free, most, now_ms)
         pace = self.hub.keep_line(run.run_id, turn.line, now_ms)
         waits = turn.place and public_key in turn.line and pace is not None
-        reason = f"{turn.reason}; {wait_queue.expected(pace, turn.place, now_ms)}" if waits and pace else turn.reason
+        reason = f"{turn.reason}; {wait_queues.expected(pace, turn.place, now_ms)}" if waits and pace else turn.reason
         return pb.MayJoinResponse(place=turn.place, length=turn.length, reason=reason)
 
     @answered
@@ -155,15 +156,15 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             session_id=self.sessions.open(run.run_id, opened.public_key, network),
             head_step=run.head_step,
             head_hash=run.head_hash,
-            snapshot=event_streams.snapshot_ref(run, run.snapshot) if run.snapshot else None,
-            earlier=event_streams.earlier_snapshots(run),
-            withdrawn=event_streams.withdrawn_of(run),
+            snapshot=following.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            earlier=following.earlier_snapshots(run),
+            withdrawn=following.withdrawn_of(run),
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
             settings=settings_body(run.settings_at(run.head_step)),
             used_twice=twice,
         )
 
-    def _places_free(self, run: Run, public_key: bytes, waiting: wait_queue.Line, now_ms: int) -> int:
+    def _places_free(self, run: Run, public_key: bytes, waiting: wait_queues.Line, now_ms: int) -> int:
         """Places of the run that a peer in the line may get now."""
         free = admission.places_free(run, public_key)
         if waiting and self.hub.lines.waits_for_members(now_ms):
@@ -173,10 +174,10 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     def _check_turn(self, runtime: RunRuntime, public_key: bytes, *, anchor: bool) -> None:
         """Raises NotAdmittedError if all free places are kept for peers in the line before the run."""
         run, now_ms = runtime.run, clocks.monotonic_ms()
-        waiting = wait_queue.waiting(self.hub.lines.of(run.run_id), run, now_ms)
+        waiting = wait_queues.waiting(self.hub.lines.of(run.run_id), run, now_ms)
         if not waiting or not admission.needs_turn(run, public_key, anchor=anchor):
             return
-        if not wait_queue.may_come(waiting, public_key, self._places_free(run, public_key, waiting, now_ms)):
+        if not wait_queues.may_come(waiting, public_key, self._places_free(run, public_key, waiting, now_ms)):
             self.hub.metrics.not_admitted(run, Denial.FULL)
             raise NotAdmittedError(f"the run is full, and {len(waiting)} peers wait in line; ask for a place again")
 

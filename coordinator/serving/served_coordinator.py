@@ -25,22 +25,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import start_http_server
 
 from coordinator.config import CoordinatorSettings, split_address
-from coordinator.serving import tls
 from coordinator.serving.call_limits import Places
-from coordinator.serving.connection_limits import Bounded
-from coordinator.serving.election import Election
-from coordinator.serving.gate import Gate
+from coordinator.serving.election import Election, Lease
+from coordinator.serving.gate import Bounded, Gate
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.operator_service import OperatorService
 from coordinator.serving.page import line_of, pages_of
 from coordinator.serving.peer_service import CoordinatorService
 from coordinator.serving.sessions import Sessions
-from coordinator.store import backup
+from coordinator.store import backup, home_files
 from coordinator.store.database import parsed, shared
 from coordinator.store.home_files import KnownRuns
 from coordinator.store.journal import Journal, JournalError
-from coordinator.store.lease import Lease
 from coordinator.store.wait_queues import FILE, FILE_BYTES_MAX, from_file
 from protos.console import lock_home
 from protos.disk import replace_bytes
@@ -49,8 +46,8 @@ from protos.identity import Identity, short
 from protos.invite import Invite
 from protos.limits import REQUEST_BYTES_MAX
 from protos.log import run_id_of
+from protos.process import heeded
 from protos.run_config import config_from_json
-from protos.signals import heeded
 from protos.tracing import Tracing
 from protos.v1 import coordinator_pb2, coordinator_pb2_grpc, log_pb2
 
@@ -154,7 +151,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         stack.enter_context(lock_home(home, "coordinator"))
         backup.check_whole(home)
         identity = Identity.load_or_create(home / "identity.key")
-        certificate = tls.load_or_create(home)
+        certificate = home_files.load_or_create(home)
         if why := certificate.ends_soon(datetime.now(UTC)):
             structlog.get_logger("coordinator").warning("the TLS certificate ends", why=why)
         metrics, url = Metrics(home), parsed(settings.database or Journal.sqlite_url(home))
@@ -280,7 +277,7 @@ class Front:
 
 
 async def _listen(
-    settings: CoordinatorSettings, hub: Hub, certificate: tls.Certificate, front: Front | None = None
+    settings: CoordinatorSettings, hub: Hub, certificate: home_files.Certificate, front: Front | None = None
 ) -> tuple[Any, int, Gate]:
     """The server, its port and its gate. Without a front of its own, it shows that it acts."""
     split_address(settings.listen)
@@ -326,7 +323,11 @@ def _serve_metrics(settings: CoordinatorSettings, metrics: Metrics, stack: Async
 
 
 def _serving(
-    settings: CoordinatorSettings, identity: Identity, certificate: tls.Certificate, port: int, metrics_server: Any
+    settings: CoordinatorSettings,
+    identity: Identity,
+    certificate: home_files.Certificate,
+    port: int,
+    metrics_server: Any,
 ) -> Serving:
     host, _ = split_address(settings.listen)
     reachable = own_address() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from protos.address import Network, site
-from protos.amounts import duration
 from protos.errors import Reason, Refusal
 from protos.limits import CHALLENGE_BYTES, SESSION_ID_BYTES, RateLimiter
+from protos.text import duration
 
 IDENTITIES_MAX: Final = 16_384
 KEPT: Final = 4

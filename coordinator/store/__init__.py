@@ -1,1 +1,1 @@
-"""The parts that survive a crash: the journal and its checkpoints, the lease of several coordinators, runs read back."""
+"""The parts that survive a crash: the journal and its checkpoints, runs read back, lines before full runs."""

@@ -23,8 +23,8 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from coordinator.clock import machine
-from coordinator.clock.records import EntryCommitted, Record
-from coordinator.clock.regained import HELD
+from coordinator.clock.effects import EntryCommitted, Record
+from coordinator.clock.life import HELD
 from coordinator.clock.state import Phase, Run, changed_settings
 from coordinator.store.journal import Checkpoint, Journal
 from protos.changes import with_settings

@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.clock.records import EntryCommitted, Record, SnapshotAgreed, SnapshotFact, Withdrawn
+from coordinator.clock.effects import EntryCommitted, Record, SnapshotAgreed, SnapshotFact, Withdrawn
 from coordinator.store import record_codec
 from coordinator.store.database import connected, making_tables, of_file, parsed
 from coordinator.store.record_codec import ENTRY, SNAPSHOT, WITHDRAWN, Context
@@ -80,7 +80,7 @@ LEASE = sa.Table(
     sa.Column("expires", sa.DateTime(timezone=True), nullable=False),
     sa.Column("address", sa.String(256), nullable=False),
 )
-"""The right to write, if several coordinators share the database; coordinator/store/lease.py makes the table."""
+"""The right to write, if several coordinators share the database; coordinator/serving/election.py makes the table."""
 
 
 class JournalError(SwarmentumError):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.clock.records import (
+from coordinator.clock.effects import (
     DecayStarted,
     EntryCommitted,
     Equivocated,
@@ -37,6 +37,7 @@ from coordinator.clock.records import (
     TickOpened,
     Withdrawn,
 )
+from protos.accounts import Owner, owner_body
 from protos.changes import settings_body, settings_from_body
 from protos.envelope import parse
 from protos.equivocation import prove
@@ -55,7 +56,6 @@ from protos.log import (
     verdict_from_body,
 )
 from protos.orders import open_end, seal_end, signed_order_from_body
-from protos.owner import Owner, owner_body
 from protos.tick import tick_body, tick_from_body
 from protos.v1 import coordinator_pb2, envelope_pb2, log_pb2, ticket_pb2
 

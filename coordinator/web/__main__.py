@@ -25,8 +25,7 @@ from coordinator.serving.throttled_log import ThrottledLog
 from coordinator.store.home_files import PageAddress
 from coordinator.web.requests import OperatorReply, Requests
 from protos.console import configure_logging, exit_with
-from protos.safe_path import python_command
-from protos.signals import heeded
+from protos.process import heeded, python_command
 from protos.text import as_line, print_json
 
 MODULE: Final = "node.operator_page.page_routes"

@@ -20,9 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from coordinator.commands.checking import PEERS_SHOWN, Findings, cost_of, findings_of, notes_of, rows_of, verdict_of
 from coordinator.commands.created import create_run
 from coordinator.commands.forks import SETTING, changes_of, flat
-from coordinator.commands.invites import milliseconds, row_of
 from coordinator.commands.operator import Operator
-from coordinator.commands.peers import peer_named
+from coordinator.commands.peers import milliseconds, peer_named, row_of
 from coordinator.commands.peers import rows_of as rows_of_peers
 from coordinator.commands.run_life import line_of, shown
 from coordinator.commands.signing import at_home

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from node.config import PeerSettings
-from node.donor.caps import BYTES_A_GB, Kept, allowed
+from node.donor.live import BYTES_A_GB, Kept, allowed
 from protos.address import is_web
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT

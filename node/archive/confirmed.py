@@ -1,12 +1,38 @@
-"""What confirms the state that a replay computes: digests in the signed log, or the genesis itself. ADR 26.
+"""What a replayed state is held against: digests in the signed log or the genesis, and an exported model.
 
 A replay derives each state from the one before. This proves nothing about the state that an archive begins with: its author
-may have written that. Pure: the replay tells it what it found, and it says what is confirmed.
+may have written that. The replay tells `Confirmed` what it found, and it says what is confirmed. ADR 26.
+
+Every tensor of an export's weights is compared bit for bit, and the settings of its model. Refuses a tensor that the run does
+not train: nothing in the log confirms it, and it may change what the model says. Compares no tokenizer and no settings of text
+generation.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from node.export.card import MARK
+from node.training.replica import BASE_PREFIX
+from protos.run_sections import ModelConfig
+
+if TYPE_CHECKING:
+    from node.archive.replay import Replay
+
+
+class BadStepError(Exception):
+    """A step does not hold: which step, why, and the signer of the wrong statement (None: nobody signed it)."""
+
+    def __init__(self, step: int, reason: str, signer: bytes | None = None) -> None:
+        super().__init__(reason)
+        self.step, self.reason, self.signer = step, reason, signer
 
 
 @dataclass
@@ -59,3 +85,111 @@ class Confirmed:
                 f"{self.votes_fit + self.votes_misfit} counted payloads are of this layout. Take an archive with more steps"
             )
         return ""
+
+
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+CONFIG: Final = "config.json"
+OF_AN_EXPORT: Final = (
+    "_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "bos_token_id", "eos_token_id",
+    "pad_token_id",
+)  # fmt: skip
+"""Keys of config.json that an export writes otherwise than the run: they change no weight and no layer."""
+
+
+def compare(replay: Replay, exported: Path) -> str:
+    """Check an exported model; what was found, for people. Raises BadStepError if it is not the replayed one."""
+    step = _step_of(replay, exported)
+    if step != replay.step:
+        raise BadStepError(replay.step, f"{exported} is the model after step {step}; the archive ends at {replay.step}")
+    for why in (first_difference(replay.state, exported), settings_difference(replay.genesis.config.model, exported)):
+        if why is not None:
+            raise BadStepError(replay.step, f"{exported}: {why}")
+    return f"bit-identical to {exported}"
+
+
+def _step_of(replay: Replay, exported: Path) -> object:
+    """The step that an export names; BadStepError if its facts are no facts, or are of another run."""
+    if not (exported / MARK).is_file():
+        return replay.step
+    facts = _table(exported / MARK, replay.step)
+    run = facts.get("run_id", replay.genesis.run_id.hex())
+    if run != replay.genesis.run_id.hex():
+        raise BadStepError(replay.step, f"{exported} says that it is of run {run}; the archive is not of that run")
+    return facts.get("steps")
+
+
+def _table(file: Path, step: int) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadStepError(step, f"{file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise BadStepError(step, f"{file} holds no JSON object")
+    return found
+
+
+def first_difference(state: Mapping[str, Tensor], exported: Path) -> str | None:
+    """How the weights of a folder differ from the parameters of `state`, or None. A tied tensor may be there once or twice."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    others = sorted(path.name for path in exported.iterdir() if _is_weights(path.name) and path.name != WEIGHTS)
+    if others:
+        return f"holds {others[0]} beside {WEIGHTS}, and another program may load that one; remove it"
+    try:
+        weights: Mapping[str, Any] = load_file(exported / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        return f"{WEIGHTS} cannot be read: {error}"
+    parameters = {name: tensor for name, tensor in state.items() if not name.startswith(BASE_PREFIX)}
+    for name, tensor in parameters.items():
+        if name not in weights:
+            return f"lacks {name}"
+        if not same_bits(tensor, weights[name]):
+            return f"{name} differs from the replayed weights"
+    for name in sorted(weights.keys() - parameters.keys()):
+        if not any(same_bits(tensor, weights[name]) for tensor in parameters.values()):
+            return f"holds {name}, which the run does not train: nothing in the log confirms it"
+    return None
+
+
+def _is_weights(name: str) -> bool:
+    """Whether a library may take a file for the weights of a model, in the place of `WEIGHTS`."""
+    return (
+        name == INDEX or name.startswith("adapter_") or name.endswith((".safetensors", ".bin", ".pt", ".pth", ".ckpt"))
+    )
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equal bit for bit: -0 is not 0, and a NaN is itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
+
+
+def settings_difference(model: ModelConfig, exported: Path) -> str | None:
+    """How config.json of a folder differs from the model of the run, or None. A model of the run's own code has none.
+
+    Raises nothing for a config.json that is no configuration: that is a difference.
+    """
+    from node.model.spec import SMALL_LLAMA, ModelError, configuration
+
+    if model.factory is not None:
+        return (
+            None
+            if not (exported / CONFIG).exists()
+            else f"holds {CONFIG}, and the run's model has none (model.factory)"
+        )
+    named = SMALL_LLAMA if model.config is None else model.config
+    try:
+        text = json.loads((exported / CONFIG).read_bytes())
+        found, wanted = configuration(text).to_dict(), configuration(named).to_dict()
+    except FileNotFoundError:
+        return None  # weights alone: a program that loads them names the model itself
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, ModelError) as error:
+        return f"{CONFIG} cannot be read: {error}"
+    leave = OF_AN_EXPORT if "vocab_size" in named else (*OF_AN_EXPORT, "vocab_size")
+    for key in sorted(wanted.keys() | found.keys()):
+        if key not in leave and wanted.get(key) != found.get(key):
+            return f"{CONFIG}: {key} is {found.get(key)!r}; the run has {wanted.get(key)!r}"
+    return None

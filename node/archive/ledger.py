@@ -26,8 +26,7 @@ from rich.table import Column, Table
 
 from node.archive import files
 from node.link.run_reader import RunReader, chain_before, extended
-from protos.accounts import Account, Accounts, Excluded, account_values, owner_values
-from protos.amounts import amount
+from protos.accounts import NOBODY, Account, Accounts, Excluded, Owner, account_values, owner_values, owners_of
 from protos.disk import remove_left, writing
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal
@@ -36,8 +35,7 @@ from protos.invite import Invite, is_link
 from protos.limits import CONFIG_JSON_BYTES_MAX
 from protos.log import Chain, SignedEntry, run_id_of
 from protos.orders import operators_of
-from protos.owner import NOBODY, Owner, owners_of
-from protos.text import printable
+from protos.text import amount, printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 

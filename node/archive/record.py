@@ -19,7 +19,7 @@ import structlog
 
 from node.archive import files
 from node.archive.files import Segment
-from node.donor.caps import disk_for
+from node.donor.live import disk_for
 from node.snapshot.pieces import open_manifest
 from node.training.replica import Describe, Replica
 from protos.disk import write_atomic, write_bytes, write_synced, writing

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from node.archive import files
-from node.archive.confirmed import Confirmed
+from node.archive.confirmed import BadStepError, Confirmed
 from node.archive.files import Genesis, Segment
 from node.optim.digest import part_of, state_digest
 from node.snapshot.elsewhere import is_start
@@ -36,14 +36,6 @@ from protos.orders import SignedOrder
 from protos.slices import Aggregate, hash_of
 from protos.start import StartingState
 from protos.v1 import archive_pb2
-
-
-class BadStepError(Exception):
-    """A step does not hold: which step, why, and the signer of the wrong statement (None: nobody signed it)."""
-
-    def __init__(self, step: int, reason: str, signer: bytes | None = None) -> None:
-        super().__init__(reason)
-        self.step, self.reason, self.signer = step, reason, signer
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from node.archive.exported import WEIGHTS, compare
+from node.archive.confirmed import WEIGHTS, BadStepError, compare
 from node.archive.files import find
-from node.archive.replay import BadStepError, Replay, Replayed
+from node.archive.replay import Replay, Replayed
 from node.data.tokenizer import ByteTokenizer
 from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build
 from node.training.replica import Replica

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from node.blobs.audience import Audience, ServedStream
+from node.blobs.turns import Audience, ServedStream
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
 from protos.limits import HASH_BYTES
@@ -91,9 +91,8 @@ class FlowDirection:
 
 
 STREAM_IDLE_SECONDS_MAX = 20.0
-IMPATIENT_BYTES_A_SECOND = 64_000
 PATIENT_BYTES_A_SECOND = 2_000
-# A server keeps an idle blob stream for this long. `audience.py` bounds those of a server, `HolderStreams` those of a client.
+# A server keeps an idle blob stream for this long. `turns.py` bounds those of a server, `HolderStreams` those of a client.
 STREAM_KEPT_SECONDS = 900.0
 # Pullers report how long a blob took. These are the blobs that a server remembers, and the reports on each.
 ARRIVALS_MAX = 64

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from node.blobs import blobs
+from node.blobs import blobs, turns
 from node.blobs.blobs import CHUNK_BYTES, HolderStreams, Stream, WireBytes, read_frame, write_frame
 from node.blobs.turns import Attempt, Turns
 from node.overlay.host import Host
@@ -241,7 +241,7 @@ class _Pull:
     def is_stuck(self) -> bool:
         """Whether no holder sends, or the pull takes too long even for a link that PULLS_MAX blobs share."""
         now, senders = _now(), [attempt for attempt in self._running.values() if attempt.sends]
-        share = blobs.IMPATIENT_BYTES_A_SECOND / PULLS_MAX
+        share = turns.IMPATIENT_BYTES_A_SECOND / PULLS_MAX
         late = now > self._began_at + PULL_TURN_SECONDS + self._size / share
         return late or all(attempt.progress_at + PULL_TURN_SECONDS <= now for attempt in senders)
 

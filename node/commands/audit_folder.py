@@ -24,8 +24,8 @@ from protos.console import configure_logging
 from protos.disk import new_folder, write_bytes
 from protos.errors import DataError, NetworkError, OperatorError
 from protos.invite import Invite, is_link
+from protos.process import leaving_at_once
 from protos.run_config import RunConfig
-from protos.signals import leaving_at_once
 from protos.text import as_line, print_json
 
 

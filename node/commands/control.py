@@ -14,11 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from node.commands.options import Json
-from node.control import owner_requests, words
+from node.control import control_server, words
 from node.control.control_server import call
-from protos.amounts import amount, duration
 from protos.errors import OperatorError, SwarmentumError
-from protos.text import print_json
+from protos.text import amount, duration, print_json
 
 Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: as for `swarmentum join`).")]
 Device = Annotated[
@@ -51,11 +50,11 @@ def pause(
 ) -> None:
     """Stop the training of a peer on this machine. The peer stays in the run, applies the log, and keeps its place."""
     if until is not None:
-        from node.donor.machine_facts import zone_fault
+        from node.donor.owner_machine import zone_fault
 
         if fault := zone_fault(os.environ):
             raise OperatorError(f"--until {until}: {fault}, or give --for")
-    seconds = owner_requests.seconds_of(for_, until, datetime.now())  # noqa: DTZ005 - the owner's clock on the wall
+    seconds = control_server.seconds_of(for_, until, datetime.now())  # noqa: DTZ005 - the owner's clock on the wall
     again = "`swarmentum resume` lets it train again"
     if seconds is not None:
         again = f"it trains again in {duration(seconds)}, or after `swarmentum resume`"

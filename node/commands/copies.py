@@ -35,7 +35,7 @@ from protos.evaluation import figures
 from protos.invite import Invite
 from protos.log import SignedEntry
 from protos.mistakes import LICENCE, NO_LICENCE, expected
-from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
+from protos.process import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.start import RUN_DIGITS_SHOWN
 from protos.text import print_json
 

@@ -30,13 +30,11 @@ from node.commands.processes import ANCHOR, OFFLINE, LocalProcesses, Processes
 from node.commands.status import as_values
 from node.link.run_reader import read_facts
 from node.pictures import PeerTotals, allreduce_bytes, loss_chart, loss_png, peers_table, render
-from protos.amounts import amount
-from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
+from protos.process import asked_to_stop, usable_cores
 from protos.run_config import RunConfig
-from protos.signals import asked_to_stop
-from protos.text import print_json
+from protos.text import amount, print_json
 from protos.toml_file import describe
 
 POLL_SECONDS = 0.5

@@ -21,13 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from node.config import PeerSettings
-from node.doctor import lines, machine_probes, run_lines, seat, swarm
+from node.doctor import lines, machine_probes, run_lines, swarm
 from node.doctor.doctor_facts import Fault, Found, fault_of
 from node.doctor.lines import Line, Severity
-from node.donor.caps import Month
-from node.donor.conditions import State, states
-from node.donor.live import Live
-from node.donor.machine_facts import Machine
+from node.donor.live import Live, Month
+from node.donor.owner_machine import Machine
+from node.donor.owner_settings import State, states
 from protos.errors import SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
@@ -98,12 +97,12 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault, tell: T
     say(f"measuring this machine with the run's model, and the way to its peers (at most {RUN_SECONDS_MAX:.0f} s)")
     folder = settings.home / "runs" / invite.run_id.hex()[:16]
     identity = Identity.load_or_create(settings.home / "identity.key")
-    first = side_by_side({"asks": lambda: seat.asked(run.config, settings)}, MACHINE_SECONDS_MAX)
+    first = side_by_side({"asks": lambda: machine_probes.asked(run.config, settings)}, MACHINE_SECONDS_MAX)
     probes: dict[str, Any] = {
         "inside": lambda: asyncio.run(swarm.inside(invite, identity, settings.overlay(), run)),
     }
     if not isinstance(first["asks"], Fault):  # else the run's own code could be called without consent
-        probes["seat"] = lambda: seat.seat_of(run.config, settings, folder)
+        probes["seat"] = lambda: machine_probes.seat_of(run.config, settings, folder)
         probes["texts"] = lambda: machine_probes.of_run(run.config, settings)
     unasked: dict[str, Any] = {"seat": Fault("the run asks for more than was allowed"), "texts": ()}
     facts = unasked | side_by_side(probes, RUN_SECONDS_MAX)

@@ -22,7 +22,7 @@ from node.commands.options import Json, need_node_extra
 from node.export.card import MARK
 from protos.disk import write_bytes
 from protos.errors import OperatorError, SwarmentumError
-from protos.safe_path import python_command, safe_environment
+from protos.process import python_command, safe_environment
 from protos.text import print_json
 
 RESULTS: Final = "evaluation.json"

@@ -26,7 +26,7 @@ from node.commands.options import (
 )
 from node.imports import many_imports
 from protos.console import configure_logging
-from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
+from protos.process import EXIT_INTERRUPTED, leave, leaving_at_once
 
 if TYPE_CHECKING:
     from node.config import PeerSettings

@@ -31,7 +31,7 @@ from protos.errors import (
     StoppedError,
     SwarmentumError,
 )
-from protos.safe_path import python_command
+from protos.process import python_command
 
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 10.0

@@ -16,10 +16,9 @@ from rich.console import Console
 
 from node.commands.options import Json, need_node_extra
 from protos.address import is_web, web_problem
-from protos.amounts import count, duration
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
-from protos.public_runs import AHEAD_SECONDS, LIST_BYTES_MAX, open_runs
-from protos.text import print_json, printable
+from protos.run_facts import AHEAD_SECONDS, LIST_BYTES_MAX, open_runs
+from protos.text import count, duration, print_json, printable
 
 if TYPE_CHECKING:
     import httpx2

@@ -20,7 +20,7 @@ from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from protos.console import lock_home
 from protos.identity import Identity
-from protos.signals import heeded, let_go, terminals_of_this_process
+from protos.process import heeded, let_go, terminals_of_this_process
 from protos.text import print_json
 
 

@@ -16,7 +16,7 @@ import typer
 from node.commands.options import EXIT_CODES, Json, SettingCommand, given_settings, link_from
 from protos.disk import replace_bytes, writing
 from protos.errors import OperatorError
-from protos.safe_path import python_command
+from protos.process import python_command
 from protos.text import as_line, print_json
 
 PRIVATE = 0o600

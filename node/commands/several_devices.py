@@ -22,8 +22,7 @@ from node.earlier_settings import TCP_ALONE
 from protos.console import lock_home
 from protos.disk import remove_left, replace_bytes
 from protos.errors import OperatorError
-from protos.safe_path import python_command
-from protos.signals import EXIT_INTERRUPTED, asked_to_stop
+from protos.process import EXIT_INTERRUPTED, asked_to_stop, python_command
 
 if TYPE_CHECKING:
     from node.config import PeerSettings

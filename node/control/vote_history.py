@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from node.swarm.events import NotCounted, Waiting
+from node.swarm.facts import NotCounted, Waiting
 from protos.assignment import Range
 
 STEPS_KEPT = 100

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protos.amounts import MINUTE, amount, count, duration
-from protos.text import printable
+from protos.text import MINUTE, amount, count, duration, printable
 
 WHY_CHARACTERS_MAX = 120
 NAME_CHARACTERS_MAX = 40

@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.tokens import FileTokens, Tokens
-from protos.assignment import Range, split_samples
+from protos.assignment import BLOCK, MixturePhase, Range, split_samples
 from protos.errors import DataError
-from protos.mixture import BLOCK, MixturePhase
 
 ROUNDS: Final = 6
 ITEMS_MAX: Final = 1 << 62  # so that the domain of at most 2^62 fits 64 bits
@@ -197,7 +196,7 @@ Places = npt.NDArray[np.int64]
 
 
 class MixedSamples(Samples):
-    """Windows over several sources: a function of the index, the weights and the seed (protos/mixture.py, ADR 47).
+    """Windows over several sources: a function of the index, the weights and the seed (protos/assignment.py, ADR 47).
 
     Each source has an order of its own, as if it were alone, and goes through it once an epoch of its own. A change of weights
     skips at most a block of each source. Checks of other peers' votes read the same samples, because only the index counts.

@@ -11,9 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from protos.amounts import amount
 from protos.errors import DataError
-from protos.text import printable
+from protos.text import amount, printable
 
 SHARE_MAX: Final = 0.01
 EXAMPLES_KEPT: Final = 3

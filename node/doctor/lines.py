@@ -13,9 +13,8 @@ from typing import Any
 
 from node.control.words import things
 from node.doctor.doctor_facts import Devices, Fault, Here, OwnText
-from node.donor.conditions import State
-from node.donor.owner_settings import LiveSettings
-from protos.amounts import amount
+from node.donor.owner_settings import LiveSettings, State
+from protos.text import amount
 from protos.wall_clock import SET_IT
 
 DISK_BYTES_MIN = 2 * 10**9

@@ -9,7 +9,7 @@ from node.control.words import things
 from node.doctor.doctor_facts import Fault, Found, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Severity, texts, unknown, wrong_clock
 from protos.address import Scope, scope_of, usable
-from protos.amounts import amount, span
+from protos.text import amount, span
 
 # What a peer will contribute to a run, and what it costs its line: an estimate from the run's facts. Pure.
 

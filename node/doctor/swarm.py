@@ -25,16 +25,15 @@ from node.overlay.host import Host
 from node.overlay.reach import ReachState
 from node.overlay.settings import OverlaySettings
 from node.snapshot.pieces import SnapshotManifest, open_manifest
-from node.swarm.events import Snapshot
-from node.swarm.facts import snapshot_of
+from node.swarm.facts import Snapshot, snapshot_of
 from node.training.sync import manifest_bytes
 from protos import wall_clock
+from protos.calls import way_of
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.http_proxy import HttpProxy
 from protos.identity import Identity, peer_id, public_key_of
 from protos.invite import Invite
 from protos.limits import FULL
-from protos.pinned import way_of
 from protos.run_config import RunConfig
 from protos.run_facts import phase_word
 from protos.v1 import coordinator_pb2 as pb

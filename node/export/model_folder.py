@@ -27,7 +27,7 @@ from node.export.card import CARD, MARK, card_text
 from node.imports import quiet_libraries
 from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.examine import FAILURES, answers_of
-from node.model.sliced_loss import logits_of
+from node.model.gradients import logits_of
 from node.model.spec import REFUSALS, ModelError, ModelSpec, build
 from protos.disk import path_problem
 from protos.errors import OperatorError

@@ -15,17 +15,15 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from node.link.coordinators import Coordinators, CoordinatorWays
-from node.link.report_stream import Telling
+from node.link.coordinators import Coordinators, CoordinatorWays, Telling
 from protos import limits as contract
+from protos.calls import BusyError, error_of, pinned_aio_channel, unpack
 from protos.envelope import Kind, parse, seal, unsigned
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.http_proxy import HttpProxy
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
-from protos.packing import unpack
-from protos.pinned import BusyError, error_of, pinned_aio_channel
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.run_facts import bounded
 from protos.start import start_of
@@ -212,12 +210,12 @@ class CoordinatorClient:
                 await self.move()
             await asyncio.sleep(waits.next())
 
-    async def may_join(self, *, anchor: bool = False) -> str:
+    async def may_join(self) -> str:
         """Raise RefusedError with the reason if the coordinator would not admit this peer with any model.
 
         Returns the IP address from which the coordinator sees this machine; empty if the coordinator does not say.
         """
-        body = pb.JoinBody(anchor=anchor)
+        body = pb.JoinBody()
         seen_from = await self._prepare(body)
         await self._call("MayJoin", pb.MayJoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
         return seen_from

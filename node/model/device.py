@@ -15,8 +15,8 @@ import psutil
 import torch
 from torch import nn
 
-from protos.cores import usable_cores
 from protos.errors import OperatorError
+from protos.process import usable_cores
 
 PRECISIONS = ("auto", "bf16", "fp32")
 SHORT: Final = torch.bfloat16

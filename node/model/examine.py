@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from node.model.sliced_loss import LogitsError, answer_of, logits_of, loss
+from node.model.gradients import LogitsError, answer_of, logits_of, loss
 
 ROWS: Final = 4
 TOKENS: Final = 32

@@ -1,24 +1,88 @@
-"""How much memory a model takes, counted before anything is built: numbers on the meta device, activations on fake tensors.
+"""How much memory a model takes: counted before anything is built, and less where the weights of a block (a layer) are there
+only while it computes.
 
-Both have shapes and no numbers, so a model of any size is counted in the memory of its names. Refuses what `build` refuses.
+Numbers are on the meta device, activations on fake tensors. Both have shapes and no numbers, so a model of any size is counted
+in the memory of its names. Refuses what `build` refuses.
+
+Blocks are the elements of a model's outermost `nn.ModuleList`s. Refuses weights that another part of the model uses, too.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any, Final
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
-from node.model.blocks import blocks_with_weights, checkpoint_blocks, no_stream
 from node.model.device import short_copy
-from node.model.sliced_loss import loss, whole_loss
+from node.model.gradients import loss, whole_loss
 from node.model.spec import REFUSALS, ModelError, ModelSpec, build_in_mode, build_meta, parameter_count
 from protos.errors import OperatorError
+
+
+def blocks_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The elements of the outermost lists, by name. Inner lists stay whole, because not every token calls the same experts."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList):
+            yield from ((f"{prefix}{name}.{index}", block) for index, block in enumerate(child))
+        else:
+            yield from blocks_of(child, f"{prefix}{name}.")
+
+
+def blocks_with_weights(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Those that have parameters."""
+    return [(name, block) for name, block in blocks_of(model) if next(block.parameters(), None) is not None]
+
+
+def no_stream(model: nn.Module) -> str:
+    """Why the weights of the model's blocks cannot come and go one block at a time; empty if they can."""
+    blocks = blocks_with_weights(model)
+    if not blocks:
+        return "the model has no repeated blocks (modules of an nn.ModuleList)"
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    for name, block in blocks:
+        within = Counter(id(parameter) for _, parameter in block.named_parameters(remove_duplicate=False))
+        for own, parameter in block.named_parameters():
+            if uses[id(parameter)] != within[id(parameter)]:
+                return f"parameter {name}.{own} is tied to one outside of its block"
+    return ""
+
+
+Lending = Callable[[int, int], AbstractContextManager[None]]
+"""Of the number of a block, and the direction in which the next one lies: 1 or -1."""
+
+
+def checkpoint_blocks(blocks: Mapping[int, nn.Module], lending: Lending) -> None:
+    """Let each block compute within `lending`, keep no activations, and compute them again in the backward pass, with the same
+    random numbers."""
+    for index, block in blocks.items():
+        own: Any = block.forward
+        found = WeakMethod(own) if isinstance(own, MethodType) else lambda own=own: own  # else each block holds itself
+        block.forward = partial(_checkpointed, found, partial(lending, index))
+
+
+def _checkpointed(found: Callable[[], Any], lending: Callable[[int], Any], *inputs: Any, **named: Any) -> Any:
+    forward = found()
+    directions = itertools.chain((1,), itertools.repeat(-1))  # the backward pass computes it a second time
+
+    def run(named: dict[str, Any], *inputs: Any) -> Any:
+        with lending(next(directions)):
+            return forward(*inputs, **named)
+
+    # all as inputs: `checkpoint` keeps the random state of the devices of these alone
+    return checkpoint(run, named, *inputs, use_reentrant=False)
+
 
 # How a peer computes its gradients: with less memory, or compiled. The peer chooses this itself; the gradient is the same.
 #

@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports, quiet_libraries
+from node.model.gradients import logits_of
 from node.model.portable_draws import Mode, nothing_drawn, portable_random
-from node.model.sliced_loss import logits_of
 from protos.errors import OperatorError
-from protos.safe_path import import_from_working_folder
+from protos.process import import_from_working_folder
 
 OWN_LOOP: Final = "own_loop"
 """The attribute of a module."""

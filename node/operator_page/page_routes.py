@@ -37,7 +37,7 @@ from starlette.routing import Route
 from node.web.server import HttpGuard, listening, server_of, url_of
 from protos.console import configure_logging, exit_with
 from protos.limits import RateLimiter
-from protos.signals import heeded
+from protos.process import heeded
 from protos.text import print_json
 
 WAITING_MAX: Final = 32

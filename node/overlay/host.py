@@ -17,11 +17,10 @@ from hivemind.p2p import P2P
 
 from node.overlay import reach
 from node.overlay.daemon import Daemon, Ready, Tasks
-from node.overlay.finder import Finder
 from node.overlay.links import Links, OverlayStreams, StreamHandler
 from node.overlay.pubsub import MessageHandler, Pubsub
 from node.overlay.reach import Access, ReachState
-from node.overlay.relaying import Relaying
+from node.overlay.relays import Finder, Relaying
 from node.overlay.settings import OverlaySettings
 from protos.errors import NetworkError, OperatorError, Refusal
 from protos.identity import Identity, public_key_of

@@ -24,11 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from node.config import PeerSettings
 from node.data.samples import Batch
 from node.donor.live import Live
-from node.model.blocks import blocks_of
 from node.model.device import autocast, limit
-from node.model.gradients import GradResult, Pace, to_device
-from node.model.size import Effort
-from node.model.sliced_loss import loss
+from node.model.gradients import GradResult, Pace, loss, to_device
+from node.model.size import Effort, blocks_of
 from node.model.spec import ModelSpec, build
 from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest
@@ -39,9 +37,8 @@ from node.optim.spread import Spread
 from node.optim.step import Contributions, NonFiniteGradient, Votes
 from node.optim.votes.groups import NotANumber, VotesError
 from node.ranks.channel import Channel, Launch, lost_ranks, rank_device
-from protos.cores import usable_cores
 from protos.errors import OperatorError
-from protos.signals import STOP_SIGNALS
+from protos.process import STOP_SIGNALS, usable_cores
 
 
 @dataclass(frozen=True)

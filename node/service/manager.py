@@ -19,7 +19,7 @@ from typing import Protocol
 
 from protos.disk import write_bytes
 from protos.errors import OperatorError
-from protos.safe_path import python_command
+from protos.process import python_command
 from protos.text import printable
 
 NOT_AGAIN = (2, 4, 5)

@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 import structlog
 
 from node.overlay.reach import Access
-from node.swarm.events import Event, Failed, Snapshot, Welcome
+from node.swarm.facts import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import JoinFacts
 from node.swarm.outbox import Outbox
 from node.swarm.session import Session
 from node.swarm.view import Counters
 from protos import wall_clock
+from protos.accounts import Owner
 from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.evaluation import Evaluation
 from protos.log import SignedEntry, Verdict
-from protos.owner import Owner
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from node.blobs.payloads import Payloads
-from node.swarm.events import Committed, Resync
-from node.swarm.facts import AgreedSnapshots
+from node.swarm.facts import AgreedSnapshots, Committed, Resync
 from node.swarm.pulls import Pulls
 from node.swarm.runtime import Runtime
 from node.swarm.view import ByRange, View, aggregators_in

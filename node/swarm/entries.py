@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from node.swarm.announcements import Announcements, Topic
-from node.swarm.auditor import Auditor
 from node.swarm.collector import Collector
-from node.swarm.events import Committed, Failed
+from node.swarm.facts import Committed, Failed
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Publication
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
+from node.swarm.vote_sums import Auditor
 from protos.disk import replace_bytes
 from protos.errors import DivergedError, Refusal, RefusedError
 from protos.limits import ENTRIES_PAGE_MAX, REQUEST_BYTES_MAX

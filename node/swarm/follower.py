@@ -12,23 +12,32 @@ import time
 from node.link import client
 from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
-from node.swarm.aggregator import Aggregator
 from node.swarm.announcements import Announcements
-from node.swarm.auditor import Auditor
 from node.swarm.entries import Entries
-from node.swarm.events import Agreed, Ended, Failed, Finished, NotCounted, Opened, Resync, Waiting
-from node.swarm.facts import AgreedSnapshots, snapshot_of
+from node.swarm.facts import (
+    Agreed,
+    AgreedSnapshots,
+    Ended,
+    Failed,
+    Finished,
+    NotCounted,
+    Opened,
+    Resync,
+    Waiting,
+    snapshot_of,
+)
 from node.swarm.membership import Membership, Neighbours
 from node.swarm.outbox import Outbox
 from node.swarm.reporter import Reporter
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
+from node.swarm.vote_sums import Aggregator, Auditor
 from protos import limits
 from protos.assignment import assign
+from protos.calls import BehindError, SessionLostError
 from protos.envelope import Kind, parse
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.orders import open_end
-from protos.pinned import BehindError, SessionLostError
 from protos.text import printable
 from protos.tick import open_tick
 from protos.v1 import coordinator_pb2 as pb

@@ -11,20 +11,19 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from node.blobs.audience import Audience
+from node.blobs.turns import Audience
 from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
 from node.overlay.host import Host
-from node.swarm.events import Snapshot, Welcome
-from node.swarm.facts import AgreedSnapshots, snapshot_of
+from node.swarm.facts import AgreedSnapshots, Snapshot, Welcome, snapshot_of
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
+from protos.accounts import owner_body
 from protos.changes import settings_from_body
 from protos.errors import NetworkError, RefusedError
 from protos.identity import peer_id
 from protos.limits import PROCESS_BYTES
-from protos.owner import owner_body
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.waits import Again

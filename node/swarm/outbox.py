@@ -29,11 +29,10 @@ from node.swarm.facts import (
     VotesSummed,
 )
 from protos import limits
+from protos.accounts import NOBODY, Owner, owner_body
 from protos.checks import AUDIT_STEPS, VERDICT_STEPS
-from protos.holdings import digest_of, mask_bytes, mask_of
 from protos.log import Equivocation, Verdict, equivocation_body, verdict_body
-from protos.owner import NOBODY, Owner, owner_body
-from protos.slices import Aggregate
+from protos.slices import Aggregate, digest_of, mask_bytes, mask_of
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, log_pb2

@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from node.blobs import blobs
-from node.blobs.audience import Audience, ServedStream, StreamLimits
 from node.blobs.blobs import Arrivals, WireBytes, drained
+from node.blobs.turns import Audience, ServedStream, StreamLimits
 from node.overlay import links
 from node.overlay.host import Host
 from node.swarm.announcements import Announcements, Topic

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from node.link.client import CoordinatorClient
-from node.swarm.events import Failed, NotCounted
-from node.swarm.facts import Fact, Held, Published
+from node.swarm.facts import Fact, Failed, Held, NotCounted, Published
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Publication
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from protos.errors import NetworkError, RefusedError
-from protos.holdings import mask_from_bytes
+from protos.slices import mask_from_bytes
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.waits import RETRY_SECONDS_MIN, Waits

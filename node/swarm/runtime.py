@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from node.swarm.events import Event, Failed
+from node.swarm.facts import Event, Failed
 from node.swarm.view import Counters, View
 from protos.errors import Refusal, SwarmentumError
 from protos.identity import short

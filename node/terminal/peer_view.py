@@ -32,10 +32,9 @@ from textual.widgets import Footer
 from node.control import words
 from node.control.control_server import call
 from node.terminal.widgets import Curve, Fact, Heading, Help, Lines, Rule
-from protos.amounts import duration
 from protos.errors import SwarmentumError
-from protos.signals import EXIT_INTERRUPTED
-from protos.text import printable
+from protos.process import EXIT_INTERRUPTED
+from protos.text import duration, printable
 
 WINDOW_SECONDS = 10.0
 

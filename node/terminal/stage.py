@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from protos.safe_path import python_command
+from protos.process import python_command
 from protos.text import printable
 
 LINES_KEPT = 50

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from node.model.blocks import blocks_with_weights, checkpoint_blocks
 from node.model.device import SHORT
+from node.model.size import blocks_with_weights, checkpoint_blocks
 
 
 class HostTransfer:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from node.config import PeerSettings
 from node.export.card import MARK
-from node.swarm.events import Agreed, Event
+from node.swarm.facts import Agreed, Event
 from node.swarm.view import Counters
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
 from node.training.telemetry import Spans, serve_metrics

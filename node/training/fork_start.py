@@ -19,7 +19,7 @@ from node.snapshot.image import Image
 from node.snapshot.pieces import SnapshotManifest, open_manifest, parameters_of
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.events import Snapshot
+from node.swarm.facts import Snapshot
 from node.training.replica import Replica
 from node.training.sync import Progress, fetch_manifest, fetch_pieces
 from protos.errors import Reason, Refusal

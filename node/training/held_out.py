@@ -24,7 +24,7 @@ from torch import nn
 from node.data.samples import Batch
 from node.model.device import autocast
 from node.model.gradients import Loss, no_room, to_device
-from node.model.sliced_loss import loss as next_token_loss
+from node.model.gradients import loss as next_token_loss
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
 from node.training.host_maker import HostMaker

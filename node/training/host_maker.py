@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from node.data.samples import Samples
-from node.model.blocks import blocks_with_weights, no_stream
 from node.model.device import autocast as autocast_on
 from node.model.device import short_copy
 from node.model.gradients import GradientTaker, GradResult, Loss, no_room
-from node.model.size import Effort
-from node.model.sliced_loss import loss as next_token_loss
+from node.model.gradients import loss as next_token_loss
+from node.model.size import Effort, blocks_with_weights, no_stream
 from node.optim.folding import hooked
 from node.optim.laid_out import ParameterChanged, gradient_fault_of
 from node.optim.layout import named_tensors

@@ -24,10 +24,10 @@ from node.snapshot.private import PrivateStateError, write_private
 from node.snapshot.store import SnapshotStore
 from node.training.replica import THREAD_SAFE, Describe, Replica
 from node.training.telemetry import Spans
-from protos.cores import usable_cores
 from protos.disk import DiskError
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
+from protos.process import usable_cores
 
 
 class StepRecorder(Protocol):

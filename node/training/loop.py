@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from node.control.owner_requests import OwnerRequests
+from node.control.control_server import OwnerRequests
 from node.control.vote_history import VoteHistory
 from node.data.samples import PacedSamples, Samples
 from node.mirror.snapshot_mirrors import SnapshotPlaces
@@ -30,7 +30,7 @@ from node.optim.votes.groups import NotANumber
 from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore, drawn
 from node.swarm.api import Swarm
-from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
+from node.swarm.facts import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import JoinFacts
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
@@ -275,7 +275,7 @@ class Trainer:
         tick, result, started = opened.tick, ready.result, time.monotonic()
         if self.vote_size is not None:
             before, arrivals = self.replica.size, self.swarm.counters.arrivals
-            if (size := self.vote_size.fit(arrivals.took, 1000 * ready.seconds)) != before:
+            if (size := self.vote_size.fit(arrivals.took, 1000 * ready.seconds, self.terms.clock)) != before:
                 self.log.info("votes fit the uplink", step=tick.step, size=size, before=before)
                 self.replica.size = size
         try:

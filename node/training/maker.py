@@ -17,7 +17,7 @@ from torch import nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gradients, free_cache, no_room
-from node.model.sliced_loss import loss as next_token_loss
+from node.model.gradients import loss as next_token_loss
 from node.model.spec import check_built_in
 from protos.assignment import Range
 from protos.errors import OperatorError

@@ -12,8 +12,8 @@ from node.model.device import DeviceMemory
 from node.model.size import BYTES_A_NUMBER, ModelSize
 from node.optim.second_moment import Kind
 from node.training.optimizers import demo_config
-from protos.amounts import amount, count
 from protos.optimizer_config import OptimizerConfig
+from protos.text import amount, count
 
 PART_USED_MAX: Final = 0.9
 """The part of the free memory that a micro-batch is chosen for. The rest is for what the estimate leaves out: gradients of

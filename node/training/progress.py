@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from node.swarm.api import Swarm
-from node.swarm.events import Ended
+from node.swarm.facts import Ended
 from node.training.keeper import Keeper, StepRecorder
 from node.training.replica import Replica
 from protos.changes import Settings, with_settings, words

@@ -20,7 +20,7 @@ from node.mirror.snapshot_mirrors import MirrorReader
 from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.events import Resync, Snapshot
+from node.swarm.facts import Resync, Snapshot
 from node.training.fork_start import Start, root_of_seed
 from node.training.keeper import Keeper
 from node.training.progress import BadSnapshotError, Divergence

@@ -19,19 +19,17 @@ from node.blobs.blobs import FlowDirection, WireBytes
 from node.blobs.payloads import Payloads
 from node.config import BYTES_A_MBIT, PeerSettings
 from node.data.shard_cache import Cache
-from node.donor import awake
-from node.donor.caps import Kept, Month, allowed
-from node.donor.conditions import MachineFacts, State, decide, states
-from node.donor.live import Applies, Live
-from node.donor.machine_facts import GpuPrograms, Machine
-from node.donor.owner_settings import CONDITIONS, LiveSettings
+from node.donor import owner_machine
+from node.donor.live import Applies, Kept, Live, Month, allowed
+from node.donor.owner_machine import GpuPrograms, Machine
+from node.donor.owner_settings import CONDITIONS, LiveSettings, MachineFacts, State, decide, states
 from node.model.device import limit
 from node.swarm.view import Counters
 from node.training.keeper import StepRecorder
 from node.training.loop import Trainer
 from node.training.throttle import Throttle
+from protos.accounts import NOBODY, Owner
 from protos.errors import NetworkError, OperatorError
-from protos.owner import NOBODY, Owner
 
 LOOK_SECONDS = 5.0
 STOP_SECONDS_MAX = 5.0
@@ -41,8 +39,8 @@ FAILURES = (OSError, RuntimeError, OperatorError, subprocess.SubprocessError, ps
 class ConditionWatch:
     """The thread that looks whether the owner's conditions let the peer work, and pauses it or lets it go on. ADR 35.
 
-    It decides nothing (`node/donor/conditions.py` does). The owner's own pause is another value of `OwnerRequests`, and stays
-    as it is. `facts` looks at the machine; `hold` takes the condition that pauses the peer, or None, and the facts.
+    It decides nothing (`node/donor/owner_settings.py` does). The owner's own pause is another value of `OwnerRequests`, and
+    stays as it is. `facts` looks at the machine; `hold` takes the condition that pauses the peer, or None, and the facts.
     """
 
     def __init__(
@@ -158,7 +156,7 @@ class ResourceLimits:
         self._settings = settings
         fixed = {} if alone else {"threads": SEVERAL, "gpu_memory": SEVERAL}
         fixed |= {} if trains else dict.fromkeys((*CONDITIONS, "gpu_memory"), NO_TRAINING)
-        applies: dict[str, Applies] = {"nice": Priority().set, "keep_awake": awake.check}
+        applies: dict[str, Applies] = {"nice": Priority().set, "keep_awake": owner_machine.check}
         if trains:
             applies["gpu_memory"] = lambda part: limit(device(), part)
         self.live = Live(settings.home, settings, applies, fixed)
@@ -177,17 +175,17 @@ class ResourceLimits:
         self._disk_limited, self._relayed = settings.disk_gb is not None, 0
         self._family = None if alone else os.getppid()
         self._watch: ConditionWatch | None = None
-        self._awake = awake.Awake(log)
+        self._awake = owner_machine.Awake(log)
 
     def watch(self, trainer: Trainer, payloads: Payloads, shelves: Sequence[Cache]) -> None:
         """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways.
 
         The disk's limit holds for the trainer's archive, for `payloads`, and for the text on the `shelves`."""
-        machine = Machine(GpuPrograms(bus_id_of(trainer.replica.maker.device), self._family))
+        looked_at = Machine(GpuPrograms(bus_id_of(trainer.replica.maker.device), self._family))
         wire = self.counters.wire
 
         def facts(settings: LiveSettings) -> MachineFacts:
-            found = machine.facts(settings)
+            found = looked_at.facts(settings)
             relayed = self._relayed  # it came in and went out
             self.month.count(found.month, wire.sent + relayed, wire.received + relayed)
             return replace(found, uploaded=self.month.up, downloaded=self.month.down)

@@ -15,10 +15,10 @@ from node.snapshot.elsewhere import Piece
 from node.snapshot.pieces import SnapshotManifest, open_manifest
 from node.snapshot.store import Receiving, SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.events import Snapshot
-from protos.amounts import amount, duration
+from node.swarm.facts import Snapshot
 from protos.errors import NetworkError, Reason, Refusal
 from protos.limits import HASH_BYTES, SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
+from protos.text import amount, duration
 
 TOLD_SECONDS: Final = 5.0
 """The log has a line about it so often."""

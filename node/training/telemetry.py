@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from node.control.vote_history import Given
-from node.swarm.events import Committed, Opened
+from node.swarm.facts import Committed, Opened
 from node.swarm.view import Counters
 from node.training.trackers import Tracking
 from protos.disk import writing

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from node.donor.owner_settings import LiveSettings
-from protos.cores import usable_cores
+from protos.process import usable_cores
 
 OWED_SECONDS_MAX = 60.0
 """A peer that replayed the log for long does not rest for as long before it trains."""

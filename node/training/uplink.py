@@ -16,7 +16,7 @@ from statistics import median
 from node.blobs.blobs import Took
 from protos.optimizer_config import SIZE_KEYS
 from protos.optimizer_defaults import most_bytes
-from protos.run_config import RunConfig
+from protos.run_config import ClockConfig, RunConfig
 
 REPORTS_KEPT = 5
 """How many arrivals and computations a median is over."""
@@ -35,15 +35,25 @@ SENT_MAX = 16
 
 
 class VoteSize:
-    """Chooses among `payload_bytes`, from each size (group size or k) to the bytes of its payload; `size` is the run's."""
+    """Chooses among `payload_bytes`, from each size (group size or k) to the bytes of its payload; `size` is the run's.
 
-    def __init__(self, payload_bytes: Mapping[int, int], size: int, budget: float) -> None:
+    `most`: bytes of the largest payload, by the clock's settings as they are in force; the run's own bytes at least.
+    """
+
+    def __init__(
+        self,
+        payload_bytes: Mapping[int, int],
+        size: int,
+        budget: float,
+        most: Callable[[ClockConfig], int] | None = None,
+    ) -> None:
         assert size in payload_bytes, f"{size} is none of {sorted(payload_bytes)}"
         self._run_bytes = payload_bytes[size]
         self._bytes = dict(payload_bytes)
-        self._order = sorted(self._bytes, key=lambda choice: self._bytes[choice])
+        self._sorted = sorted(self._bytes, key=lambda choice: self._bytes[choice])
+        self._order = self._sorted
         self.size = size
-        self._budget = budget
+        self._budget, self._most = budget, most
         self._sent: dict[bytes, int] = {}
         self._arrivals: deque[Took] = deque(maxlen=REPORTS_KEPT)
         self._computed: deque[float] = deque(maxlen=REPORTS_KEPT)
@@ -81,8 +91,18 @@ class VoteSize:
         """This peer's computation of a step took so long. The budget is a part of this time."""
         self._computed.append(milliseconds)
 
-    def fit(self, took_of: Callable[[bytes], Took | None], computed_ms: float) -> int:
-        """The size for the next step, after all that was heard and a computation of so long."""
+    def limit(self, clock: ClockConfig) -> None:
+        """The operator may have changed how many votes joiners need: what is too large now is not chosen from now on."""
+        if self._most is None:
+            return
+        most = max(self._most(clock), self._run_bytes)
+        self._order = [size for size in self._sorted if self._bytes[size] <= most]
+        if self.size not in self._order:
+            self._move(len(self._order) - 1)
+
+    def fit(self, took_of: Callable[[bytes], Took | None], computed_ms: float, clock: ClockConfig) -> int:
+        """The size for the next step, after all that was heard and a computation of so long, with `clock` in force."""
+        self.limit(clock)
         self.heard(took_of)
         self.computed(computed_ms)
         return self.choose()
@@ -130,11 +150,14 @@ def following(
 ) -> VoteSize | None:
     """What lets the size of the votes follow the lines, if it may. It only falls if the owner's month is `metered`: the peer
     would pause sooner."""
-    optimizer, clock = config.optimizer, config.clock
+    optimizer = config.optimizer
     if budget is None or optimizer.selection not in SIZE_KEYS:
         return None
-    most = own = payload_bytes[optimizer.vote_size]
-    if not metered:
-        most = most_bytes(own, optimizer.selection, clock.snapshot_every, clock.max_peers)
-    sizes = {size: count for size, count in payload_bytes.items() if count <= most}
-    return VoteSize(sizes, optimizer.vote_size, budget)
+    own = payload_bytes[optimizer.vote_size]
+
+    def most(clock: ClockConfig) -> int:
+        return own if metered else most_bytes(own, optimizer.selection, clock.snapshot_every, clock.max_peers)
+
+    follows = VoteSize(payload_bytes, optimizer.vote_size, budget, most)
+    follows.limit(config.clock)
+    return follows

@@ -23,7 +23,7 @@ from node.optim.tiles import TILE_CHUNKS_CPU
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
 from node.swarm.api import Swarm
-from node.swarm.events import Committed
+from node.swarm.facts import Committed
 from node.training.recovery import Stopping
 from node.training.replica import Replica
 from protos.assignment import Range, assign

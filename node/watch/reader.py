@@ -16,10 +16,10 @@ import grpc
 
 from node.link.client import check_genesis
 from protos import limits
+from protos.calls import error_of, fetch_certificate, pinned_channel, way_of
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.invite import Invite
 from protos.orders import End, open_end
-from protos.pinned import error_of, fetch_certificate, pinned_channel, way_of
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc

@@ -18,13 +18,12 @@ from typing import Any, TypeAlias
 from node.watch.net import Gossiped, Overlay, OverlayStatus
 from node.watch.reader import Away, Denied, LogPage, LogReader, WatchedRun
 from node.watch.watched_run import AnnouncementSeen, EntrySeen, EntrySource, Event, Refused, Watch
-from protos.amounts import amount
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import peer_id
 from protos.invite import Invite
 from protos.orders import End
-from protos.signals import EXIT_INTERRUPTED
-from protos.text import print_json, printable
+from protos.process import EXIT_INTERRUPTED
+from protos.text import amount, print_json, printable
 
 INBOX_MAX = 1024
 PUT_SECONDS_MAX = 1.0

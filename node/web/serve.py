@@ -35,7 +35,7 @@ from protos.disk import new_folder
 from protos.errors import NetworkError, OperatorError
 from protos.invite import COORDINATORS_MAX, Invite
 from protos.limits import ADDRESS_BYTES_MAX, INVITE_BYTES_MAX
-from protos.signals import heeded
+from protos.process import heeded
 from protos.text import print_json
 
 RUNS_MAX: Final = 64

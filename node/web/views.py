@@ -9,13 +9,12 @@ from typing import Final
 from node.web import answers
 from node.web.followed import Followed
 from node.web.run_stats import here, peers_of
-from protos.accounts import account_values, owner_values
+from protos.accounts import NOBODY, account_values, owner_values, owners_of
 from protos.changes import Settings, with_settings
 from protos.errors import Refusal
 from protos.evaluation import Evaluation
 from protos.identity import peer_id
 from protos.limits import HASH_BYTES, SAMPLE_TEXT_BYTES_MAX
-from protos.owner import NOBODY, owners_of
 from protos.run_config import RunConfig
 from protos.run_facts import failure_values, peer_values, phase_word, unconfirmed_words
 from protos.text import printable

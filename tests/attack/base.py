@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import grpc
 
+from protos.calls import TLS_NAME, fetch_certificate
 from protos.invite import Invite
-from protos.pinned import TLS_NAME, fetch_certificate
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 

@@ -8,9 +8,9 @@ import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.utils import get_dht_time
 
-from node.blobs import audience as audience_module
-from node.blobs.audience import Audience
+from node.blobs import turns as audience_module
 from node.blobs.blobs import PROTOCOL, Arrivals, BlobServer, Took, WireBytes, read_frame, write_frame
+from node.blobs.turns import Audience
 from node.overlay import dht
 from node.overlay.connections import Connections
 from node.overlay.dht import Discovery, _Records, run_key

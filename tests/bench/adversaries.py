@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coordinator.clock.effects import EntryCommitted
 from coordinator.clock.events import Claim, Connected, JoinAsked, Reported
-from coordinator.clock.records import EntryCommitted
 from node.data.corpus import open_corpus
 from node.data.samples import Samples
-from node.model.sliced_loss import loss
+from node.model.gradients import loss
 from node.model.spec import build
 from node.optim.base import BY_CHUNKS, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig

@@ -25,7 +25,7 @@ from rich.table import Table
 from node.data.corpus import open_corpus
 from node.model.spec import build, parameter_count
 from node.pictures import render
-from protos.amounts import amount
+from protos.text import amount
 from tests.bench.convergence_picture import picture
 from tests.bench.methods import BASELINES, METHODS, RUN_SCHEDULE
 from tests.bench.trial import SCHEDULES, SIZES, Outcome, Run, model_spec, split, train

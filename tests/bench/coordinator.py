@@ -28,9 +28,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from protos.calls import fetch_certificate
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.pinned import fetch_certificate
 from tests.bench.crowd import seed_of, serve_commands
 
 HERTZ = os.sysconf("SC_CLK_TCK")

@@ -18,11 +18,10 @@ import grpc
 
 from node.link.client import _OPTIONS
 from protos import limits
+from protos.calls import pinned_aio_channel, unpack
 from protos.envelope import Kind, seal_bytes, unsigned
-from protos.holdings import digest_of, mask_bytes, mask_of
 from protos.identity import Identity
-from protos.packing import unpack
-from protos.pinned import pinned_aio_channel
+from protos.slices import digest_of, mask_bytes, mask_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2, update_pb2
 

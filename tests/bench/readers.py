@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from coordinator.clock.typical import OWN_GAIN_PART
+from coordinator.clock.findings import OWN_GAIN_PART
 from node.optim.layout import CHUNK_ELEMENTS
 from node.optim.votes import groups as votes
 from node.training.vote_checks import Seen, agreement, difference, gain

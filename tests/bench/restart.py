@@ -17,7 +17,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from coordinator.clock import machine, rules
-from coordinator.clock.records import EntryCommitted, Record, TickOpened
+from coordinator.clock.effects import EntryCommitted, Record, TickOpened
 from coordinator.clock.state import Phase, Run
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from node.data.corpus import open_corpus
 from node.data.samples import Samples
-from node.model.sliced_loss import loss
+from node.model.gradients import loss
 from node.model.spec import build
 from node.optim.demo import DeMo, DeMoConfig
 from node.training.vote_checks import find, seen_votes, transformed

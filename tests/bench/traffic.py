@@ -25,11 +25,10 @@ from node.blobs.payloads import Payloads
 from node.optim.layout import CHUNK_ELEMENTS
 from node.optim.votes.sums import SUMMED
 from node.overlay.settings import OverlaySettings
-from node.swarm.events import Committed, Event, Failed, Opened
+from node.swarm.facts import Committed, Event, Failed, Opened
 from node.swarm.membership import JoinFacts
-from node.swarm.parts import build
 from node.swarm.pulls import Pulls
-from node.swarm.session import Session
+from node.swarm.session import Session, build
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor, encode
 from protos.identity import Identity

@@ -21,7 +21,7 @@ from coordinator.clock import rules
 from node.data.samples import Samples
 from node.data.tokens import Tokens
 from node.model.device import autocast
-from node.model.sliced_loss import loss
+from node.model.gradients import loss
 from node.model.spec import SMALL_LLAMA, ModelSpec, build, parameter_count
 from node.pictures import allreduce_bytes
 from protos.optimizer_config import OptimizerConfig

@@ -25,16 +25,15 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
 from pydantic import ValidationError
 
-from coordinator.commands.invites import milliseconds
+from coordinator.commands.peers import milliseconds
 from coordinator.serving import doors as coordinator_doors
 from coordinator.web.actions import ALL as ALL_ACTIONS
 from coordinator.web.actions import Changes, Invites, wanted_settings
 from coordinator.web.requests import Request
 from node.archive import files
-from node.blobs.audience import Audience
 from node.blobs.blobs import BlobServer, HolderStreams, Stream, WireBytes
 from node.blobs.fetcher import Asking
-from node.blobs.turns import Attempt
+from node.blobs.turns import Attempt, Audience
 from node.control.control_server import answered
 from node.data import manifest as shard_manifest
 from node.optim.base import BaseConfig
@@ -50,7 +49,7 @@ from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
 from node.swarm.view import View
 from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor, open_aggregate
-from protos import packing
+from protos import calls
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, SampleShare
 from protos.changes import changed_values, settings_body, settings_from_body, settings_of, with_settings
@@ -72,8 +71,8 @@ from protos.log import (
     summed_entry,
 )
 from protos.orders import open_end
-from protos.public_runs import list_text, open_runs, sealed_run
 from protos.run_config import RunConfig, config_from_json
+from protos.run_facts import list_text, open_runs, sealed_run
 from protos.slices import Aggregate, joined, list_bytes
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
@@ -451,7 +450,7 @@ def packed(data: bytes) -> None:
     """A message that is packed against the one before, as a coordinator may send it."""
     for before in (b"", HASH * 100):
         with suppress(Refusal):
-            parse(coordinator_pb2.Decided, packing.unpack(data, before, 1 << 16))
+            parse(coordinator_pb2.Decided, calls.unpack(data, before, 1 << 16))
 
 
 def _archived_records(data: bytes) -> None:
@@ -613,7 +612,7 @@ def seeds() -> dict[str, list[bytes]]:
             len(archived).to_bytes(4, "big") + archived,
             files.layout_text(SHAPES, {"table": "table"}).encode(),
         ],
-        "packed": [packing.pack(sealed(Kind.KIND_TICK, HASH), before) for before in (b"", HASH * 100)],
+        "packed": [calls.pack(sealed(Kind.KIND_TICK, HASH), before) for before in (b"", HASH * 100)],
         "pushed-votes": [bytes([len(pushed)]) + pushed + b"votes"],
         "reach": [b"\x02\x00\x50\x01\xbb", b"\x01\x0811.0.0.2\x01\x00", b"\x00\x0484.1"],
         "control": [b'"command": "me", "steps": 3}', b'{"command": "me"}'],

@@ -105,7 +105,7 @@ def test_watching_needs_neither_torch_nor_hivemind() -> None:
 
 def test_peers_side_of_the_wire_loads_no_torch() -> None:
     """The modules beside hivemind (which loads torch itself)."""
-    code = "import sys; from node.swarm import inbox, outbox, events; from node.link import client"
+    code = "import sys; from node.swarm import inbox, outbox, facts; from node.link import client"
     code += "; from node.blobs import payloads; from node.wire import codec"
     code += "; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=SECONDS_MAX)

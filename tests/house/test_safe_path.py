@@ -7,7 +7,7 @@ import pytest
 
 from tests.house.test_tree import ROOT, name, ours, syntax, tracked
 
-MAKER = ROOT / "protos" / "safe_path.py"
+MAKER = ROOT / "protos" / "process.py"
 SPAWNERS = ("multiprocessing", "concurrent.futures.process", "runpy")
 """Standard modules that start a Python, or run a module, without `python_command`."""
 LOADERS = ("from_pretrained", "from_config", "pipeline")
@@ -75,7 +75,7 @@ def unsafe_loads(tree: ast.Module) -> list[int]:
 
 def test_every_python_child_leaves_the_working_folder_out() -> None:
     found = {path: lines for path, tree in parsed("executable", *SPAWNERS) if (lines := unsafe_children(tree))}
-    assert not found, f"use protos.safe_path.python_command: {found}"
+    assert not found, f"use protos.process.python_command: {found}"
 
 
 def test_no_model_and_no_tokenizer_brings_code() -> None:

@@ -21,7 +21,7 @@ import yaml
 from coordinator import __main__ as coordinator
 from node import __main__ as node
 from protos.errors import DivergedError, OperatorError, RefusedError
-from protos.signals import EXIT_INTERRUPTED
+from protos.process import EXIT_INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from coordinator.serving import tls
+from coordinator.store import home_files
 from node.overlay.settings import OverlaySettings
 from protos.envelope import Kind, seal
 from protos.identity import Identity
@@ -69,7 +69,7 @@ class FakeCoordinator(rpc.CoordinatorServiceServicer):
     @asynccontextmanager
     async def serve(self, home: Path) -> AsyncIterator[Invite]:
         """Over TLS with a pinned certificate, as the real one."""
-        certificate = tls.load_or_create(home)
+        certificate = home_files.load_or_create(home)
         server = grpc.aio.server()
         rpc.add_CoordinatorServiceServicer_to_server(self, server)
         credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])

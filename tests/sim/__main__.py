@@ -95,7 +95,7 @@ def _config(RunConfig, clock, peers: int, aggregators: int):  # type: ignore[no-
 
 
 def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ignore[no-untyped-def]
-    from coordinator.clock.records import EntryCommitted
+    from coordinator.clock.effects import EntryCommitted
     from coordinator.store.journal import Journal
     from tests.sim.sums import check_sums
 

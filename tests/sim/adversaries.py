@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from coordinator.clock.records import EntryCommitted
+from coordinator.clock.effects import EntryCommitted
 from coordinator.store.journal import Journal
 from node.wire.codec import Update, encode_update, payload_hash
 from protos.optimizer_config import OptimizerConfig

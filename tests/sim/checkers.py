@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from coordinator.clock.records import EntryCommitted, Record
+from coordinator.clock.effects import EntryCommitted, Record
 from coordinator.clock.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, Run
 from node.blobs.blobs import STREAMS_KEPT_MAX
 from node.swarm.entries import ENTRIES_AHEAD_MAX

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from coordinator.clock.effects import Effect, NoticeKind, SendEntry, SendNotice, SendTick
+from coordinator.clock.effects import Effect, EntryCommitted, NoticeKind, SendEntry, SendNotice, SendTick, SnapshotFact
 from coordinator.clock.events import Claim, Connected, Disconnected, JoinAsked, Reported, TimerFired
-from coordinator.clock.records import EntryCommitted, SnapshotFact
 from node.optim.demo import DeMo
 from node.optim.digest import state_digest
 from node.swarm.inbox import Inbox

@@ -15,10 +15,9 @@ from typing import Any
 from unittest import mock
 
 from coordinator.clock.aggregation import EQUAL_NEEDED
-from coordinator.clock.doubts import FORGED
+from coordinator.clock.findings import FORGED
 from coordinator.clock.state import Run
-from node.swarm.parts import Parts
-from node.swarm.session import Session
+from node.swarm.session import Parts, Session
 from node.swarm.view import ByRange
 from node.wire.codec import Update
 from protos.checks import AUDIT_STEPS

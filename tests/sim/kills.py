@@ -7,7 +7,7 @@ how many of the ten steps after a kill its votes did not count, at the most.
 import tempfile
 from pathlib import Path
 
-from coordinator.clock.records import EntryCommitted
+from coordinator.clock.effects import EntryCommitted
 from coordinator.store.journal import Journal
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from coordinator.clock.records import EntryCommitted, Record
+from coordinator.clock.effects import EntryCommitted, Record
 from coordinator.clock.state import Run
 from coordinator.serving.event_loop import RunRuntime
 from node.data.samples import Samples

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from coordinator.clock.effects import Effect, NoticeKind, SendEntry, SendNotice, SendTick
+from coordinator.clock.effects import Effect, EntryCommitted, NoticeKind, SendEntry, SendNotice, SendTick, SnapshotFact
 from coordinator.clock.events import Claim, Connected, JoinAsked, Reported, TicketAsked
-from coordinator.clock.records import EntryCommitted, SnapshotFact
 from node.optim.digest import state_digest
 from node.wire.codec import payload_hash
 from protos import checks

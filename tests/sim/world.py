@@ -39,21 +39,19 @@ from node.optim.votes.sums import borders
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import EVENTS_MAX, Swarm
-from node.swarm.events import Committed, Event
-from node.swarm.parts import Outside
+from node.swarm.facts import Committed, Event
 from node.swarm.publication import Publication, SignedAnnouncement
 from node.swarm.pushes import Pusher
-from node.swarm.session import Session
+from node.swarm.session import Outside, Session
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from node.wire.codec import Update, payload_hash
-from protos.assignment import Range
+from protos.assignment import Range, phases
 from protos.envelope import Kind, parse, seal
 from protos.errors import NetworkError, SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
-from protos.mixture import phases
 from protos.run_config import RunConfig
 from protos.slices import joined, split, with_slices
 from protos.v1 import envelope_pb2, log_pb2, update_pb2

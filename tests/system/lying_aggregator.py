@@ -9,7 +9,7 @@ from typing import Any
 from node.app import join
 from node.assemble import LateDoor
 from node.config import PeerSettings
-from node.swarm.aggregator import Aggregator
+from node.swarm.vote_sums import Aggregator
 from node.wire.codec import Update
 from protos.console import configure_logging, exit_with
 

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from coordinator.__main__ import main
-from coordinator.clock.records import EntryCommitted
+from coordinator.clock.effects import EntryCommitted
 from coordinator.store.journal import FencedError, Journal
 
 REFUSED = "the entry was refused"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.clock.records import EntryCommitted
+from coordinator.clock.effects import EntryCommitted
 from coordinator.store.journal import Journal
 from protos.identity import Identity
 from protos.invite import Invite

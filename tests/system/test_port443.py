@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.pinned import TLS_NAME
+from protos.calls import TLS_NAME
 from tests.system.copied import GUARD
 from tests.system.local_swarm import wait_for
 from tests.system.netns import HOME_ADDRESS, HOME_ROUTER, HOMES, PUBLIC, Internet, NotHereError

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from coordinator.clock import effects, events, records
-from protos.holdings import places_of
+from coordinator.clock import effects, events
 from protos.identity import short
 from protos.log import Entry
+from protos.slices import places_of
 from protos.tick import Tick
 from tests.unit.coordinator.driver import Swarm, key, sha
 
@@ -126,19 +126,19 @@ def wanted(effect: effects.Effect) -> str:
             return f"end the stream of {name(effect.public_key)}"
 
 
-def _record(record: records.Record) -> str:
+def _record(record: effects.Record) -> str:
     match record:
-        case records.TickOpened():
+        case effects.TickOpened():
             return _tick(record.tick)
-        case records.EntryCommitted():
+        case effects.EntryCommitted():
             return _entry(record.entry)
-        case records.SnapshotAgreed():
+        case effects.SnapshotAgreed():
             return f"the snapshot of step {record.snapshot.step} is agreed"
-        case records.LayoutFixed():
+        case effects.LayoutFixed():
             return f"the layout is fixed, {record.parameters} parameters"
-        case records.PeerLeft():
+        case effects.PeerLeft():
             return f"{name(record.public_key)} has left step {record.step}"
-        case records.Equivocated():
+        case effects.Equivocated():
             return f"{name(record.offence.author)} announced two payloads of step {record.offence.step}"
         case _:
             return type(record).__name__

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.pictures import PeerTotals, allreduce_bytes, format_ratio, loss_chart, loss_png, peers_table, render
-from protos.amounts import amount
+from protos.text import amount
 
 POINTS = [(step, 4 * math.exp(-step / 30) + 1.5) for step in range(1, 101)]
 

@@ -24,9 +24,9 @@ from node.commands.processes import ANCHOR, COORDINATOR, LOOPBACK, OFFLINE, RELA
 from node.commands.status import as_values
 from node.link.run_reader import read_facts
 from protos import toml_file
-from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError
 from protos.invite import Invite
+from protos.process import usable_cores
 from protos.run_config import RunConfig
 from swarmentum._reading import in_own_loop, verify
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from node.archive import ledger
-from protos.accounts import Account, Excluded, loss_of
+from protos.accounts import NOBODY, Account, Excluded, Owner, loss_of, owners_of
 from protos.changes import with_settings
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 from protos.invite import Invite, is_link
 from protos.log import SignedEntry, run_id_of
-from protos.owner import NOBODY, Owner, owners_of
 from protos.run_config import RunConfig, config_from_json
 from protos.text import printable
 from protos.v1 import log_pb2

@@ -29,7 +29,7 @@ from node.optim.votes import bits
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
 from node.optim.votes.values import SIGN
-from protos.variables import BACKEND, PEER, tell_unread
+from protos.mistakes import BACKEND, PREFIX, tell_unread
 
 if TYPE_CHECKING:
     from node.optim.backends.numba.backend import Fused
@@ -126,7 +126,7 @@ BACKENDS = ("auto", "torch", "numba", "triton")
 
 def wanted() -> str:
     """The backend that the environment asks for. Raises `ValueError` if there is no such backend."""
-    tell_unread(os.environ, PEER, (), only=BACKEND)
+    tell_unread(os.environ, PREFIX, (), only=BACKEND)
     choice = os.environ.get(BACKEND_VARIABLE, "auto")
     if choice not in BACKENDS:
         raise ValueError(f"{BACKEND_VARIABLE} is {choice!r}, not one of {', '.join(BACKENDS)}")

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from node.model.spec import parameter_count
 from node.pictures import render
-from protos.amounts import amount
+from protos.text import amount
 from tests.bench.race import course
 from tests.bench.race.curves import Point, common_loss, figures, ratios
 from tests.bench.race.picture import picture

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from coordinator.clock.rules import learning_rate
 from node.data.corpus import open_corpus
 from node.data.samples import Samples
-from node.model.sliced_loss import loss
+from node.model.gradients import loss
 from node.model.spec import SMALL_LLAMA, ModelSpec, build
 from protos.optimizer_config import OptimizerConfig
 

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from node import __main__ as command
 from node.archive import files
-from node.archive.confirmed import Confirmed
-from node.archive.exported import first_difference, settings_difference
+from node.archive.confirmed import Confirmed, first_difference, settings_difference
 from node.archive.verify import Verification, text, verify
 from node.data.tokenizer import ByteTokenizer
 from node.export.model_folder import export

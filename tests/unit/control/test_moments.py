@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.commands.control import pause
-from node.control.owner_requests import OwnerRequests, seconds_of
+from node.control.control_server import OwnerRequests, seconds_of
 from protos.errors import OperatorError, SwarmentumError
 
 NOON = datetime(2026, 11, 26, 12, 0, 30)  # noqa: DTZ001 - a clock on a wall

@@ -1,7 +1,7 @@
 """What became of a peer's votes, step by step, from the facts that the training thread saw."""
 
 from node.control.vote_history import OPEN_KEPT, STEPS_KEPT, VoteHistory
-from node.swarm.events import NotCounted, Waiting
+from node.swarm.facts import NotCounted, Waiting
 from protos.assignment import Range
 
 

@@ -11,17 +11,29 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator.clock import electorate, holder_counts, machine, quorum, rules
+from coordinator.clock import electorate, entry_decision, holder_counts, machine, rules
 from coordinator.clock.effects import (
     Append,
     Arm,
     Effect,
+    EntryCommitted,
+    Equivocated,
     NoticeKind,
+    OrderSigned,
+    PeerExcluded,
+    PeerReadmitted,
+    Record,
     Refuse,
+    RunEnded,
+    RunPaused,
+    RunResumed,
     SendEntry,
     SendNotice,
     SendSumRequest,
     SendTick,
+    SnapshotAgreed,
+    SnapshotFact,
+    TickOpened,
 )
 from coordinator.clock.events import (
     Claim,
@@ -35,20 +47,6 @@ from coordinator.clock.events import (
     Summed,
     TimerFired,
 )
-from coordinator.clock.records import (
-    EntryCommitted,
-    Equivocated,
-    OrderSigned,
-    PeerExcluded,
-    PeerReadmitted,
-    Record,
-    RunEnded,
-    RunPaused,
-    RunResumed,
-    SnapshotAgreed,
-    SnapshotFact,
-    TickOpened,
-)
 from coordinator.clock.state import (
     DIGEST_STEPS_KEPT,
     DURATIONS_KEPT,
@@ -59,11 +57,10 @@ from coordinator.clock.state import (
     Run,
 )
 from protos.assignment import Range, assign, merge
-from protos.holdings import digest_of as digest_over
-from protos.holdings import mask_of
 from protos.log import Entry, entry_body, entry_hash
 from protos.run_config import ClockConfig, RunConfig
-from protos.slices import Aggregate, Slice, sum_in
+from protos.slices import Aggregate, Slice, mask_of, sum_in
+from protos.slices import digest_of as digest_over
 from protos.tick import Tick
 
 RUN_ID = bytes([7]) * 32
@@ -313,7 +310,7 @@ class Harness:
         if run.step is not None:
             members = len(run.step.tick.roster)
             assert rules.seen(run.step, run.peers) == run.step, "who is here was not kept up to date"
-            anew = quorum.counted(run, replace(run.step, counted_by=None), self.now)
+            anew = entry_decision.counted(run, replace(run.step, counted_by=None), self.now)
             if run.step.counted_by == anew.counted_by:
                 assert anew.counted == run.step.counted, "votes were not counted"
                 assert anew.tally == run.step.tally, "holders were counted wrongly"

@@ -15,21 +15,20 @@ from typer.testing import CliRunner
 
 from coordinator import __main__ as command
 from coordinator.config import CoordinatorSettings
-from coordinator.serving import tls
 from coordinator.serving.event_loop import RunRuntime
 from coordinator.serving.gate import Gate
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.served_coordinator import Serving, _listen
-from coordinator.store import backup
+from coordinator.store import backup, home_files
 from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient
+from protos.calls import pinned_aio_channel
 from protos.envelope import NO_RUN, Kind, seal
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.limits import NONCE_BYTES
 from protos.log import FORMAT_VERSION, run_id_of
-from protos.pinned import pinned_aio_channel
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -63,7 +62,7 @@ class Served:
     journal: Journal
     invite: Invite
     port: int
-    certificate: tls.Certificate
+    certificate: home_files.Certificate
     gate: Gate
 
     @property
@@ -89,7 +88,7 @@ async def served(home: Path, config: RunConfig, **settings: Any) -> AsyncIterato
     hub = Hub(journal, COORDINATOR, Metrics())
     hub.held = backup.is_held(home)
     hub.restore()
-    certificate = tls.load_or_create(home)
+    certificate = home_files.load_or_create(home)
     listen = CoordinatorSettings(home=home, listen="127.0.0.1:0", **settings)
     server, port, gate = await _listen(listen, hub, certificate)
     genesis = log_pb2.Genesis(

@@ -19,12 +19,12 @@ from coordinator.clock.events import (
     TimerFired,
 )
 from coordinator.clock.state import Run
-from protos.holdings import digest_of as digest_over
 from protos.identity import Identity, peer_id
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from protos.run_sections import AdmissionConfig
 from protos.slices import Aggregate
+from protos.slices import digest_of as digest_over
 from tests.unit.coordinator.driver import LAYOUT, Harness, Swarm, claim_of, digest_of, joined, key, sha, snapshot_at
 
 ANCHOR = Identity.from_seed(b"a" * 32).public_key

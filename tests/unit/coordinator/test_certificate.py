@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from grpc_health.v1 import health, health_pb2_grpc
 
-from coordinator.serving import tls
-from protos.pinned import out_of_date
+from coordinator.store import home_files
+from protos.calls import out_of_date
 from tests.unit.connect_proxy import connect_proxy
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
@@ -26,7 +26,7 @@ ASK = """
 import sys
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.errors import SwarmentumError
-from protos.pinned import fetch_certificate, pinned_channel, way_of
+from protos.calls import fetch_certificate, pinned_channel, way_of
 address, sha256 = sys.argv[1], bytes.fromhex(sys.argv[2])
 proxy = way_of(address)
 try:
@@ -43,7 +43,7 @@ class Served:
     """A gRPC server with a coordinator's certificate."""
 
     address: str
-    certificate: tls.Certificate
+    certificate: home_files.Certificate
 
     def asked(self, **environment: str) -> str:
         """What a client in a process of its own says, with this environment."""
@@ -56,7 +56,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    yield from _serve(tls.load_or_create(tmp_path))
+    yield from _serve(home_files.load_or_create(tmp_path))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def served_of_before(tmp_path: Path) -> Iterator[Served]:
     yield from _serve(of_before(tmp_path, datetime.now(UTC)))
 
 
-def _serve(certificate: tls.Certificate) -> Iterator[Served]:
+def _serve(certificate: home_files.Certificate) -> Iterator[Served]:
     server = grpc.server(ThreadPoolExecutor(2))
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     pair = [(certificate.key_pem, certificate.certificate_pem)]
@@ -74,16 +74,16 @@ def _serve(certificate: tls.Certificate) -> Iterator[Served]:
     server.stop(None).wait(240)
 
 
-def of_before(home: Path, now: datetime) -> tls.Certificate:
+def of_before(home: Path, now: datetime) -> home_files.Certificate:
     """A certificate for ten years, as older versions made it."""
-    made = tls.load_or_create(home)
+    made = home_files.load_or_create(home)
     new = x509.load_pem_x509_certificate(made.certificate_pem)
     builder = x509.CertificateBuilder(new.issuer, new.subject, new.public_key(), new.serial_number)
     for extension in new.extensions:
         builder = builder.add_extension(extension.value, critical=extension.critical)
     builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=3650))
     signed = builder.sign(load_pem_private_key(made.key_pem, None), hashes.SHA256())  # type: ignore[arg-type]
-    return tls.Certificate(made.key_pem, signed.public_bytes(Encoding.PEM))
+    return home_files.Certificate(made.key_pem, signed.public_bytes(Encoding.PEM))
 
 
 needs_faketime = pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (apt-get install faketime)")
@@ -126,7 +126,9 @@ def test_a_proxy_leads_to_a_coordinator_that_does_not_answer_directly(served: Se
 
 
 def test_a_proxy_that_opens_tls_is_named(served: Served, tmp_path: Path) -> None:
-    other = replace(served, address="coordinator.invalid:443", certificate=tls.load_or_create(tmp_path / "other"))
+    other = replace(
+        served, address="coordinator.invalid:443", certificate=home_files.load_or_create(tmp_path / "other")
+    )
     with connect_proxy() as proxy:
         proxy.leads["coordinator.invalid:443"] = int(served.address.rpartition(":")[2])
         said = other.asked(https_proxy=proxy.url, no_proxy="", NO_PROXY="")
@@ -156,6 +158,6 @@ def test_an_operator_hears_a_year_before_that_a_certificate_of_before_ends(tmp_p
     old = of_before(tmp_path, now)
     assert old.ends_soon(now) == ""
     assert "ends on 2036-11-22" in old.ends_soon(now + timedelta(days=3300))
-    assert tls.load_or_create(tmp_path).ends_soon(now + timedelta(days=365_000)) == ""
+    assert home_files.load_or_create(tmp_path).ends_soon(now + timedelta(days=365_000)) == ""
     assert out_of_date(old.certificate_pem, now) == ""
     assert "holds from 2026-11-24 to 2036-11-22" in out_of_date(old.certificate_pem, now + timedelta(days=4000))

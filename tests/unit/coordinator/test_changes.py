@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.clock.effects import EntryCommitted, SettingsChanged
 from coordinator.clock.events import ChangeAsked, DecayAsked, EntriesReturned, PauseAsked, Reported, ResumeAsked
-from coordinator.clock.records import EntryCommitted, SettingsChanged
 from coordinator.clock.state import CHANGES_MAX, Phase
 from coordinator.store import checkpoint
 from protos.changes import settings_of, values_of

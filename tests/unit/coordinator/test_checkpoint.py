@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from coordinator.clock import machine
-from coordinator.clock.records import EntryCommitted, Record
+from coordinator.clock.effects import EntryCommitted, Record
 from coordinator.clock.state import Run
 from coordinator.store import checkpoint
 from coordinator.store.checkpoint import Folded, FoldedRuns, newest

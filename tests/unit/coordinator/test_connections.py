@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.serving import connection_limits
-from coordinator.serving.connection_limits import Bounded, Connection, far_end, parse, surplus
+from coordinator.serving import gate
+from coordinator.serving.gate import Bounded, Connection, far_end, parse, surplus
 from tests.unit.coordinator.serving import eventually, peers, served
 from tests.unit.coordinator.test_service import WAITS
 
@@ -100,7 +100,7 @@ def _is_at_end(client: socket.socket) -> bool:
 async def test_a_coordinator_ends_idle_connections_and_answers_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(gate, "LOOK_EVERY_S", 0.05)
     async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm, AsyncExitStack() as stack:
         for peer in swarm:
             await peer.join()

@@ -9,10 +9,10 @@ import pytest
 
 from coordinator.clock.events import Reported
 from coordinator.config import CoordinatorSettings
-from coordinator.serving import tls
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.served_coordinator import serve
+from coordinator.store import home_files
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.home_files import KnownRuns
 from coordinator.store.journal import Journal
@@ -27,19 +27,19 @@ from tests.unit.coordinator.serving import COORDINATOR
 @pytest.mark.parametrize("name", ["tls.key", "tls.crt"])
 @pytest.mark.parametrize("content", [b"", b"junk", b"-----BEGIN CERTIFICATE-----\n"])
 def test_a_certificate_that_is_none_is_named(tmp_path: Path, name: str, content: bytes) -> None:
-    tls.load_or_create(tmp_path)
+    home_files.load_or_create(tmp_path)
     (tmp_path / name).chmod(0o600)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(OperatorError, match=rf"{name} holds no .* Restore tls.key and tls.crt .* delete both"):
-        tls.load_or_create(tmp_path)
+        home_files.load_or_create(tmp_path)
 
 
 def test_a_key_of_another_certificate_is_named(tmp_path: Path) -> None:
-    tls.load_or_create(tmp_path / "a")
-    tls.load_or_create(tmp_path / "b")
+    home_files.load_or_create(tmp_path / "a")
+    home_files.load_or_create(tmp_path / "b")
     (tmp_path / "b" / "tls.key").replace(tmp_path / "a" / "tls.key")
     with pytest.raises(OperatorError, match="is not the key of"):
-        tls.load_or_create(tmp_path / "a")
+        home_files.load_or_create(tmp_path / "a")
 
 
 def made(journal: Journal, name: str) -> bytes:

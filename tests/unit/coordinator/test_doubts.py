@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.clock.doubts import FORGED, QUIET_STEPS, Doubt, Doubts, SummedStep
 from coordinator.clock.effects import NoticeKind, SendNotice
 from coordinator.clock.events import Reported, ResumeAsked
+from coordinator.clock.findings import FORGED, QUIET_STEPS, Doubt, Doubts, SummedStep
 from protos.checks import AUDIT_STEPS
 from protos.identity import short
 from tests.unit.coordinator.driver import Harness, key

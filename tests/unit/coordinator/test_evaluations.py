@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.clock.effects import EntryCommitted
 from coordinator.clock.events import EntriesReturned, FinishAsked, Reported, WithdrawalAsked
-from coordinator.clock.records import EntryCommitted
 from coordinator.clock.state import EVALUATED_STEPS_KEPT
 from coordinator.serving.metrics import Metrics
 from coordinator.store import checkpoint

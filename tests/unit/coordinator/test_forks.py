@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.clock import machine
+from coordinator.clock.effects import SnapshotFact, Withdrawn
 from coordinator.clock.events import Reported
-from coordinator.clock.records import SnapshotFact, Withdrawn
 from coordinator.clock.state import Phase
 from coordinator.commands.forks import Parent, _without_its_authorities, changes_of, forked
 from coordinator.commands.operator import Operator
-from coordinator.serving.reading import states
+from coordinator.serving.following import states
 from coordinator.store.journal import Journal
 from protos.assignment import Range
 from protos.errors import OperatorError, RefusedError

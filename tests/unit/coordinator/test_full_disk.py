@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import structlog
 
-from coordinator.clock.records import EntryCommitted
+from coordinator.clock.effects import EntryCommitted
 from coordinator.serving import throttled_log
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.throttled_log import FAILING, FULL, RETRY_MS_MAX, Trouble

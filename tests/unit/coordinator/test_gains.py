@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from coordinator.clock import trust
+from coordinator.clock.findings import OTHER_GAIN_MARGIN, OWN_GAIN_PART, TYPICAL_KEPT, TYPICAL_NEEDED, RecentChecks
 from coordinator.clock.trust import Standing
-from coordinator.clock.typical import OTHER_GAIN_MARGIN, OWN_GAIN_PART, TYPICAL_KEPT, TYPICAL_NEEDED, RecentChecks
 from protos.errors import Refusal
 from protos.log import Verdict, verdict_body, verdict_from_body
 from protos.run_config import TrustConfig

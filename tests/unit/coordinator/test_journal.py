@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.clock import machine
-from coordinator.clock.records import EntryCommitted, LayoutFixed, PeerLeft, SnapshotAgreed, TickOpened
+from coordinator.clock.effects import EntryCommitted, LayoutFixed, PeerLeft, SnapshotAgreed, TickOpened
 from coordinator.commands.options import settings
 from coordinator.store import backup
 from coordinator.store.journal import Journal, JournalError

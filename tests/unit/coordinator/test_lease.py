@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from coordinator.clock.records import TicketMade, TicketRevoked, TicketUsed, TickOpened
-from coordinator.store import database, lease
+from coordinator.clock.effects import TicketMade, TicketRevoked, TicketUsed, TickOpened
+from coordinator.serving import election
+from coordinator.serving.election import LEASE_SECONDS, HeldLease, Lease, held_since
+from coordinator.store import database
 from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
-from coordinator.store.lease import LEASE_SECONDS, HeldLease, Lease, held_since
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.invite import Ticket
@@ -55,7 +56,7 @@ def place(server: Postgres) -> Iterator[Place]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(election, "LEASE_SECONDS", 0.05)
 
 
 def test_a_lease_ends_by_the_clock_from_before_it_was_asked_for() -> None:

@@ -9,24 +9,26 @@ import pytest
 from coordinator.clock.admission import block_places, places_free
 from coordinator.clock.events import TicketAsked
 from coordinator.clock.state import Peer, PeerPhase, Run
-from coordinator.clock.wait_queue import (
+from coordinator.serving.hub import Hub
+from coordinator.serving.metrics import Metrics
+from coordinator.serving.served_coordinator import _take_lines
+from coordinator.store.journal import Journal
+from coordinator.store.wait_queues import (
     CALLED_MS_MAX,
     CALLS_KEPT,
+    FILE,
     LINE_MAX,
+    RETURN_MS_MAX,
     SILENT_MS_MAX,
     Line,
     QueuedPeer,
+    WaitQueues,
     asked,
     expected,
     may_come,
     moved,
     waiting,
 )
-from coordinator.serving.hub import Hub
-from coordinator.serving.metrics import Metrics
-from coordinator.serving.served_coordinator import _take_lines
-from coordinator.store.journal import Journal
-from coordinator.store.wait_queues import FILE, RETURN_MS_MAX, WaitQueues
 from node.link.client import CoordinatorClient
 from protos.errors import RefusedError
 from protos.invite import Ticket, seal_ticket

@@ -7,8 +7,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.clock import admission, holder_counts, rules, transitions
-from coordinator.clock.effects import Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
+from coordinator.clock import admission, holder_counts, rules, run_changes
+from coordinator.clock.effects import (
+    Effect,
+    Equivocated,
+    NoticeKind,
+    SendAnnouncement,
+    SendEntry,
+    SendNotice,
+    SendTick,
+    SnapshotAgreed,
+    SnapshotFact,
+)
 from coordinator.clock.events import (
     ChangeAsked,
     Claim,
@@ -26,17 +36,16 @@ from coordinator.clock.events import (
     ResumeAsked,
     TimerFired,
 )
-from coordinator.clock.records import Equivocated, SnapshotAgreed, SnapshotFact
 from coordinator.clock.state import PeerPhase, Phase
 from protos.assignment import Range
 from protos.changes import settings_of
 from protos.equivocation import Offence
-from protos.holdings import digest_of as digest_over
-from protos.holdings import mask_of
 from protos.log import Equivocation, Exclusion
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import EvaluationConfig
 from protos.run_sections import OperatorsConfig
+from protos.slices import digest_of as digest_over
+from protos.slices import mask_of
 from protos.tick import Tick
 from tests.unit.coordinator.driver import (
     LAYOUT,
@@ -851,7 +860,7 @@ def test_a_tally_counts_as_one_by_one(masks: list[int], needed: int) -> None:
 
 
 def test_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "PEERS_KEPT", 6)
+    monkeypatch.setattr(run_changes, "PEERS_KEPT", 6)
     harness = opened(2)
     contribute(harness, 0, 1)
     for n in range(10, 40):

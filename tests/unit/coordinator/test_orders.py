@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from coordinator import __main__ as command
 from coordinator.clock import machine, operator_orders
-from coordinator.clock.effects import Append, EndStream, Refuse
+from coordinator.clock.effects import Append, EndStream, EntryCommitted, OrderSigned, Refuse
 from coordinator.clock.events import (
     ChangeAsked,
     DecayAsked,
@@ -26,7 +26,6 @@ from coordinator.clock.events import (
     RevocationAsked,
     TicketAsked,
 )
-from coordinator.clock.records import EntryCommitted, OrderSigned
 from coordinator.clock.state import Phase
 from coordinator.commands.signing import Operators
 from coordinator.serving import clocks

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.clock.effects import OwnerNamed
 from coordinator.clock.events import Connected, Reported
-from coordinator.clock.records import OwnerNamed
 from node.archive import ledger
 from node.commands import status
 from node.link.run_reader import read_facts
+from protos.accounts import NOBODY, Owner
 from protos.errors import RefusedError
 from protos.limits import OWNER_STEPS_MIN
-from protos.owner import NOBODY, Owner
 from protos.v1 import coordinator_pb2 as pb
 from tests.unit.coordinator.driver import LAYOUT, Harness, config, digest_of, joined, key, snapshot_at
 from tests.unit.coordinator.serving import Served, peers, served

@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 from coordinator import __main__ as command
 from coordinator.clock import admission, trust
-from coordinator.clock.effects import Append, Denial, EndStream, Refuse, SendTick
+from coordinator.clock.effects import Append, Denial, EndStream, PeerExcluded, PeerReadmitted, Refuse, SendTick
 from coordinator.clock.events import Connected, Disconnected, ExclusionAsked, ReadmissionAsked, Reported, TimerFired
-from coordinator.clock.records import PeerExcluded, PeerReadmitted
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.clock.trust import Standing
 from coordinator.commands import operator
@@ -20,11 +19,11 @@ from coordinator.commands.peers import peer_named
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal
 from protos import limits
+from protos.calls import SessionLostError
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity, peer_id
 from protos.log import Exclusion, run_id_of
-from protos.pinned import SessionLostError
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2

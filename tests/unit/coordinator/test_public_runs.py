@@ -20,8 +20,8 @@ from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
-from protos.public_runs import FIELDS, KEY, LIST_BYTES_MAX, RUNS_MAX, list_text, open_run, open_runs, sealed_run
 from protos.run_config import RunConfig
+from protos.run_facts import FIELDS, KEY, LIST_BYTES_MAX, RUNS_MAX, list_text, open_run, open_runs, sealed_run
 from protos.run_sections import AdmissionConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, log_pb2

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator.clock import records
+from coordinator.clock import effects
 from coordinator.store.journal import Journal
+from protos.accounts import Owner
 from protos.assignment import Range, SampleShare
 from protos.changes import settings_of
 from protos.envelope import Kind, seal
@@ -21,7 +22,6 @@ from protos.identity import Identity
 from protos.invite import Ticket
 from protos.log import Contribution, Entry, Equivocation, Exclusion, Verdict, entry_body, entry_hash, lr_to_bits
 from protos.orders import End, OperatorOrder, order_body
-from protos.owner import Owner
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2, update_pb2
@@ -57,7 +57,7 @@ def evaluation() -> bytes:
     return seal_evaluation(Identity.from_seed(a(5)), RUN_ID, Evaluation(b"", 50, 2.5, 512, a(6), "cpu"))
 
 
-def entry() -> records.EntryCommitted:
+def entry() -> effects.EntryCommitted:
     made = Entry(
         step=3,
         parent_hash=a(9),
@@ -74,41 +74,41 @@ def entry() -> records.EntryCommitted:
         readmitted=(a(8),),
     )
     body = entry_body(made)
-    return records.EntryCommitted(made, body, entry_hash(body))
+    return effects.EntryCommitted(made, body, entry_hash(body))
 
 
-def every_kind() -> dict[str, records.Record]:
+def every_kind() -> dict[str, effects.Record]:
     """At least one of each kind, by a name of its own."""
     shares = (SampleShare(a(1), 4), SampleShare(a(2), 8))
     return {
-        "layout": records.LayoutFixed(a(1), 123_456),
-        "tick": records.TickOpened(Tick(3, a(9), 2, shares, (Range(0, 12), Range(20, 22)), lr_to_bits(2e-3))),
+        "layout": effects.LayoutFixed(a(1), 123_456),
+        "tick": effects.TickOpened(Tick(3, a(9), 2, shares, (Range(0, 12), Range(20, 22)), lr_to_bits(2e-3))),
         "entry": entry(),
-        "left": records.PeerLeft(3, a(2)),
-        "snapshot": records.SnapshotAgreed(records.SnapshotFact(10, a(3), 5_000_000)),
-        "withdrawn": records.Withdrawn(10, 17),
-        "judged": records.Judged(3, (verdict(), verdict(a(4))), (a(2), a(4))),
-        "ticket": records.TicketMade(Ticket(bytes(range(16)), 1_700_000_000_000, 5, "for Ada", anchor=True)),
-        "used": records.TicketUsed(bytes(range(16)), a(3)),
-        "revoked": records.TicketRevoked(bytes(range(16)), with_peers=True),
-        "revoked alone": records.TicketRevoked(bytes(range(16)), with_peers=False),
-        "equivocated": records.Equivocated(prove(equivocation(), RUN_ID)),
-        "excluded": records.PeerExcluded(a(3), "votes from a café, ☕"),
-        "readmitted": records.PeerReadmitted(a(3)),
-        "paused": records.RunPaused("the data is wrong, ☕"),
-        "paused for no reason": records.RunPaused(""),
-        "resumed": records.RunResumed(),
-        "ended": records.RunEnded(End(17, a(3), "it is good enough, ☕")),
-        "order": records.OrderSigned(
+        "left": effects.PeerLeft(3, a(2)),
+        "snapshot": effects.SnapshotAgreed(effects.SnapshotFact(10, a(3), 5_000_000)),
+        "withdrawn": effects.Withdrawn(10, 17),
+        "judged": effects.Judged(3, (verdict(), verdict(a(4))), (a(2), a(4))),
+        "ticket": effects.TicketMade(Ticket(bytes(range(16)), 1_700_000_000_000, 5, "for Ada", anchor=True)),
+        "used": effects.TicketUsed(bytes(range(16)), a(3)),
+        "revoked": effects.TicketRevoked(bytes(range(16)), with_peers=True),
+        "revoked alone": effects.TicketRevoked(bytes(range(16)), with_peers=False),
+        "equivocated": effects.Equivocated(prove(equivocation(), RUN_ID)),
+        "excluded": effects.PeerExcluded(a(3), "votes from a café, ☕"),
+        "readmitted": effects.PeerReadmitted(a(3)),
+        "paused": effects.RunPaused("the data is wrong, ☕"),
+        "paused for no reason": effects.RunPaused(""),
+        "resumed": effects.RunResumed(),
+        "ended": effects.RunEnded(End(17, a(3), "it is good enough, ☕")),
+        "order": effects.OrderSigned(
             order_body(OperatorOrder(bytes(16), 1, "a word, ☕", a(3))), a(4), bytes([5]) * 64, 1_700_000_000_000
         ),
-        "archived": records.RunArchived(True),
-        "not archived": records.RunArchived(False),
-        "decay": records.DecayStarted(700, 300),
-        "owner": records.OwnerNamed(17, a(3), Owner("Ada, ☕")),
-        "no owner": records.OwnerNamed(117, a(3), Owner()),
-        "evaluated": records.Evaluated(50, Identity.from_seed(a(5)).public_key, evaluation()),
-        "changed": records.SettingsChanged(700, settings_of({"clock.steps": 2000, "optimizer.lr": 5e-4})),
+        "archived": effects.RunArchived(True),
+        "not archived": effects.RunArchived(False),
+        "decay": effects.DecayStarted(700, 300),
+        "owner": effects.OwnerNamed(17, a(3), Owner("Ada, ☕")),
+        "no owner": effects.OwnerNamed(117, a(3), Owner()),
+        "evaluated": effects.Evaluated(50, Identity.from_seed(a(5)).public_key, evaluation()),
+        "changed": effects.SettingsChanged(700, settings_of({"clock.steps": 2000, "optimizer.lr": 5e-4})),
     }
 
 
@@ -127,7 +127,7 @@ def journal(tmp_path: Path) -> typing.Iterator[Journal]:
 
 
 def test_every_kind_of_record_is_pinned() -> None:
-    assert {type(record) for record in every_kind().values()} == set(typing.get_args(records.Record))
+    assert {type(record) for record in every_kind().values()} == set(typing.get_args(effects.Record))
     assert every_kind().keys() == json.loads(PINNED.read_text()).keys()
 
 

@@ -9,9 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.clock import machine
-from coordinator.clock.effects import EndStream, Refuse, SendEntry, SendTick
+from coordinator.clock.effects import EndStream, EntryCommitted, Refuse, SendEntry, SendTick, TickOpened
 from coordinator.clock.events import EntriesReturned, Reported
-from coordinator.clock.records import EntryCommitted, TickOpened
 from coordinator.clock.state import PeerPhase, Phase
 from protos.log import Exclusion, entry_body, entry_hash
 from protos.run_config import RunConfig, TrustConfig

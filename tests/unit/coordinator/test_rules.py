@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.clock import quorum, rules
+from coordinator.clock import entry_decision, rules
+from coordinator.clock.effects import DecayStarted, SnapshotFact
 from coordinator.clock.events import Claim
-from coordinator.clock.records import DecayStarted, SnapshotFact
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
 from protos.assignment import Range, SampleShare, assign, merge
 from protos.optimizer_config import OptimizerConfig
@@ -24,7 +24,7 @@ READY, SYNCING, ABSENT = PeerPhase.READY, PeerPhase.SYNCING, PeerPhase.ABSENT
     (1, 0.5, 1), (2, 0.5, 2), (3, 0.5, 2), (4, 0.5, 3), (9, 0.5, 5), (4, 1.0, 4), (10, 0.01, 1), (0, 0.5, 1),
 ])  # fmt: skip
 def test_quorum_is_more_than_the_part(members: int, part: float, needed: int) -> None:
-    assert quorum.quorum_of(part, members) == needed
+    assert entry_decision.quorum_of(part, members) == needed
 
 
 @pytest.mark.parametrize(("durations", "deadline"), [
@@ -202,7 +202,7 @@ EVERYONE = {n: [0, 1, 2] for n in range(3)}
 
 
 def decided(run: Run, step: OpenStep, now: int) -> tuple[bool, str]:
-    return quorum.should_close(run, quorum.counted(run, rules.seen(step, run.peers), now), now)
+    return entry_decision.should_close(run, entry_decision.counted(run, rules.seen(step, run.peers), now), now)
 
 
 @pytest.mark.parametrize(("phases", "held", "now", "clock", "closes", "reason"), [

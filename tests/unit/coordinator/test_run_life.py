@@ -10,7 +10,15 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
-from coordinator.clock.effects import NoticeKind, SendNotice, SendTick
+from coordinator.clock.effects import (
+    DecayStarted,
+    EntryCommitted,
+    NoticeKind,
+    RunPaused,
+    RunResumed,
+    SendNotice,
+    SendTick,
+)
 from coordinator.clock.events import (
     Connected,
     DecayAsked,
@@ -22,7 +30,6 @@ from coordinator.clock.events import (
     ResumeAsked,
     TimerFired,
 )
-from coordinator.clock.records import DecayStarted, EntryCommitted, RunPaused, RunResumed
 from coordinator.clock.state import Phase
 from coordinator.commands import operator
 from coordinator.store import journal as journal_module

@@ -2,8 +2,7 @@
 
 import pytest
 
-from coordinator.clock.effects import SendEntry, SendNotice, SendTick
-from coordinator.clock.records import EntryCommitted, PeerLeft, SnapshotAgreed
+from coordinator.clock.effects import EntryCommitted, PeerLeft, SendEntry, SendNotice, SendTick, SnapshotAgreed
 from coordinator.clock.state import PeerPhase, Phase
 from tests.unit.coordinator.driver import RUN_ID, PlayedPeer, Swarm, config, digest_of, key, snapshot_at
 

@@ -10,18 +10,18 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coordinator.clock.effects import EntryCommitted, TickOpened
 from coordinator.clock.events import Disconnected, TimerFired
-from coordinator.clock.records import EntryCommitted, TickOpened
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import event_loop as runtime_module
-from coordinator.serving import event_streams, sessions, throttled_log
-from protos import limits, packing
+from coordinator.serving import following, sessions, throttled_log
+from protos import calls, limits
+from protos.calls import BehindError, SessionLostError, fetch_certificate
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
 from protos.limits import HOLDINGS_MAX
 from protos.log import Chain, open_entry, seal_entry
-from protos.pinned import BehindError, SessionLostError, fetch_certificate
 from protos.run_config import RunConfig, TrustConfig
 from protos.tick import tick_body
 from protos.v1 import coordinator_pb2 as pb
@@ -324,7 +324,7 @@ async def test_broken_stream_makes_the_peer_absent(tmp_path: Path) -> None:
 
 
 async def test_follower_that_does_not_read_is_cut_and_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_streams, "FOLLOWER_EVENTS_MAX", 3)
+    monkeypatch.setattr(following, "FOLLOWER_EVENTS_MAX", 3)
     async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
         await peer.join()
         runtime = here.runtime
@@ -545,14 +545,14 @@ async def test_reports_on_a_stream_and_addresses_alone(tmp_path: Path) -> None:
 async def test_an_entry_and_its_tick_are_packed_against_those_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_streams, "BYTES_MIN", 0)
+    monkeypatch.setattr(following, "BYTES_MIN", 0)
     packed: list[tuple[bytes, bytes]] = []
 
     def pack(data: bytes, before: bytes) -> bytes:
         packed.append((data, before))
-        return packing.pack(data, before)
+        return calls.pack(data, before)
 
-    monkeypatch.setattr(event_streams, "pack", pack)
+    monkeypatch.setattr(following, "pack", pack)
     async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
         await begin(here, swarm)
         chain = Chain(here.invite.run_id, COORDINATOR.public_key)
@@ -565,18 +565,18 @@ async def test_an_entry_and_its_tick_are_packed_against_those_before(
 
 
 def test_only_a_follower_that_has_the_message_before_gets_a_packed_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_streams, "BYTES_MIN", 0)
-    some = event_streams.EventStreams()
+    monkeypatch.setattr(following, "BYTES_MIN", 0)
+    some = following.EventStreams()
 
     def decide(step: int) -> None:
         some.hold(envelope_pb2.SignedEnvelope(body=b"entry %d" % step))
         some.send_tick(None, pb.TickEvent(deadline_ms=step))
 
-    def follow(key: bytes, *, unpacks: bool) -> event_streams.Events:
+    def follow(key: bytes, *, unpacks: bool) -> following.Events:
         queue = some.following[key] = some.open(key, unpacks=unpacks)
         return queue
 
-    def kinds(queue: event_streams.Events) -> list[str | None]:
+    def kinds(queue: following.Events) -> list[str | None]:
         found = []
         while not queue.empty():
             data = queue.get_nowait()

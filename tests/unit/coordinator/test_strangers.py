@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from coordinator.clock import admission, electorate, holder_counts, rules
-from coordinator.clock.effects import EndStream, NoticeKind, SendNotice
+from coordinator.clock.effects import EndStream, NoticeKind, SendNotice, SnapshotFact
 from coordinator.clock.events import Claim, Connected, Disconnected, Reported, TicketAsked, TimerFired, WithdrawalAsked
-from coordinator.clock.records import SnapshotFact
 from coordinator.clock.state import Peer, PeerPhase, Phase
 from coordinator.clock.trust import Standing
 from protos.identity import peer_id

@@ -11,21 +11,20 @@ import sqlalchemy as sa
 
 from coordinator.clock import admission
 from coordinator.clock import state as limits
-from coordinator.clock.effects import Append, EndStream, Refuse
+from coordinator.clock.effects import Append, EndStream, PeerLeft, Refuse, TicketMade, TicketRevoked, TicketUsed
 from coordinator.clock.events import Connected, Reported, RevocationAsked, TicketAsked
-from coordinator.clock.records import PeerLeft, TicketMade, TicketRevoked, TicketUsed
 from coordinator.clock.state import PeerPhase
-from coordinator.commands.invites import milliseconds
+from coordinator.commands.peers import milliseconds
 from coordinator.serving import clocks
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient
+from protos.calls import SessionLostError
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity
 from protos.invite import Invite, Ticket, seal_ticket
 from protos.log import run_id_of
-from protos.pinned import SessionLostError
 from protos.run_config import RunConfig
 from protos.run_sections import AdmissionConfig
 from protos.v1 import coordinator_pb2 as pb

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.clock import memory, trust, typical
+from coordinator.clock import findings, memory, trust
+from coordinator.clock.effects import EntryCommitted, Judged
 from coordinator.clock.events import Claim, Disconnected, Reported
-from coordinator.clock.records import EntryCommitted, Judged
+from coordinator.clock.findings import RecentChecks
 from coordinator.clock.state import PeerPhase, Run
 from coordinator.clock.trust import Standing
-from coordinator.clock.typical import RecentChecks
 from protos import checks
 from protos.assignment import Range
 from protos.errors import Refusal
@@ -30,7 +30,7 @@ GOOD_OVERLAP = 0.3
 def figures(
     difference: float = GOOD_DIFFERENCE,
     overlap: float = GOOD_OVERLAP,
-    n: int = typical.TYPICAL_NEEDED,
+    n: int = findings.TYPICAL_NEEDED,
     part: float = 1.0,
 ) -> RecentChecks:
     return RecentChecks((difference,) * n, (part,) * n, {key(50 + number): overlap for number in range(n)})
@@ -245,7 +245,7 @@ def test_a_copy_is_out_where_differences_say_nothing_and_who_was_first_is_not_ac
 
 def test_where_everybodys_votes_are_alike_nobody_is_accused_for_that() -> None:
     assert judged(5, alike(5, 4, overlap=0.9), figures(difference=2.0, overlap=0.85))[key(5)].score == 0
-    few = figures(difference=2.0, n=typical.SUBJECTS_NEEDED - 2)
+    few = figures(difference=2.0, n=findings.SUBJECTS_NEEDED - 2)
     assert judged(1, alike(5, 4), few)[key(5)].score == 0, "too few figures"
 
 

@@ -13,9 +13,8 @@ from node.admission.consent import request
 from node.config import load_settings
 from node.data.samples import MixedSamples, Samples
 from node.text import open_text
-from protos.assignment import Range
+from protos.assignment import BLOCK, Range, phases, quotas
 from protos.errors import DataError, OperatorError
-from protos.mixture import BLOCK, phases, quotas
 from protos.run_config import DataConfig, MixSource, RunConfig, WeightChange, config_from_json
 
 CONTEXT, BATCH = 4, 16

@@ -11,7 +11,7 @@ import torch
 from structlog.testing import capture_logs
 
 from node.blobs.blobs import BURST_SECONDS, RELAYED_SECONDS_MAX, FlowDirection
-from node.donor.caps import MONTH_FILE, MONTHS_KEPT, Month
+from node.donor.live import MONTH_FILE, MONTHS_KEPT, Month
 from node.donor.owner_settings import LiveSettings
 from node.training.throttle import OWED_SECONDS_MAX, Throttle
 

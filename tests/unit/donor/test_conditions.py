@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from node.control.owner_requests import OwnerRequests
-from node.donor.conditions import MachineFacts, State, decide, states
+from node.control.control_server import OwnerRequests
 from node.donor.live import Live
-from node.donor.owner_settings import LiveSettings
+from node.donor.owner_settings import LiveSettings, MachineFacts, State, decide, states
 from node.training.resource_limits import ConditionWatch
 
 MONDAY_NINE = 9 * 60

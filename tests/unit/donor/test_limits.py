@@ -18,9 +18,8 @@ from structlog.testing import capture_logs
 from node.blobs.payloads import Payloads
 from node.doctor import lines
 from node.doctor.lines import Severity
-from node.donor import awake
-from node.donor.caps import Kept, allowed, disk_for
-from node.donor.live import Live
+from node.donor import owner_machine
+from node.donor.live import Kept, Live, allowed, disk_for
 from node.donor.owner_settings import LiveSettings
 from node.model.device import DeviceMemory, limit, within
 from protos.errors import OperatorError
@@ -94,7 +93,7 @@ def test_the_doctor_tells_each_limit() -> None:
 
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """A systemd-inhibit that holds nothing, and otherwise works as the real one."""
-    monkeypatch.setattr(awake.sys, "platform", "linux")
+    monkeypatch.setattr(owner_machine.sys, "platform", "linux")
     (folder / "systemd-inhibit").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "systemd-inhibit").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -105,7 +104,7 @@ HOLDS = 'for last; do :; done; exec "$last"'
 
 def test_the_machine_is_kept_awake_only_while_it_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, HOLDS)
-    kept = awake.Awake(structlog.get_logger())
+    kept = owner_machine.Awake(structlog.get_logger())
     kept.keep(True)
     process = kept._process
     assert process is not None
@@ -118,7 +117,7 @@ def test_the_machine_is_kept_awake_only_while_it_is_wanted(tmp_path: Path, monke
 def test_a_system_that_refuses_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, "echo 'Failed to inhibit: Access denied' >&2; exit 1")
     with capture_logs() as logs:
-        kept = awake.Awake(structlog.get_logger())
+        kept = owner_machine.Awake(structlog.get_logger())
         kept.keep(True)
         kept.keep(True)
     assert [line["why"] for line in logs] == ["Failed to inhibit: Access denied"]
@@ -126,18 +125,18 @@ def test_a_system_that_refuses_is_told_once(tmp_path: Path, monkeypatch: pytest.
 
 def test_without_a_program_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert awake.check(False) == ""
+    assert owner_machine.check(False) == ""
     with pytest.raises(ValueError, match="neither systemd-inhibit nor caffeinate"):
-        awake.check(True)
-    monkeypatch.setattr(awake.sys, "platform", "win32")
-    assert awake.command() is None
+        owner_machine.check(True)
+    monkeypatch.setattr(owner_machine.sys, "platform", "win32")
+    assert owner_machine.command() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the inhibitor of Linux")
 def test_the_inhibitor_ends_with_a_killed_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid; {HOLDS}")
     script = (
-        "import structlog, time; from node.donor.awake import Awake; a = Awake(structlog.get_logger()); a.keep(True); "
+        "import structlog, time; from node.donor.owner_machine import Awake; a = Awake(structlog.get_logger()); a.keep(True); "
         "time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL) as peer:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from node.model.gradients import loss
 from node.model.size import Effort
-from node.model.sliced_loss import loss
 from node.model.spec import ModelSpec, build
 from protos.errors import OperatorError
 

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from node.model.device import DeviceError, autocast, devices, pick_device
-from node.model.gradients import accumulate_gradients
-from node.model.sliced_loss import LogitsError, loss
+from node.model.gradients import LogitsError, accumulate_gradients, loss
 from node.model.spec import ModelSpec, build
 from tests.unit.model.test_spec import TINY, Plain
 

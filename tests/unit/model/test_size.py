@@ -9,8 +9,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from node.model.device import KIB, DeviceMemory, main_memory, room_of
+from node.model.gradients import loss
 from node.model.size import activation_bytes, size_of
-from node.model.sliced_loss import loss
 from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, parameter_count
 from tests.unit.model.test_spec import TINY, Plain
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from node.model import sliced_loss
+from node.model import gradients as ours
+from node.model.gradients import loss
 from node.model.size import Effort, activation_bytes
-from node.model.sliced_loss import loss
 from node.model.spec import ModelSpec, build
 
 WORDS, BATCH, CONTEXT = 300, 3, 21
@@ -66,19 +66,19 @@ def tokens() -> Tensor:
 
 @pytest.fixture
 def slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sliced_loss, "SLICE_BYTES", 4 * WORDS * 16)  # 16 positions, so that the last slice is smaller
+    monkeypatch.setattr(ours, "SLICE_BYTES", 4 * WORDS * 16)  # 16 positions, so that the last slice is smaller
     return
 
 
-@pytest.mark.parametrize("kind", sorted(sliced_loss.TYPES))
+@pytest.mark.parametrize("kind", sorted(ours.TYPES))
 def test_each_type_has_the_plain_loss_and_gradients(kind: str, tokens: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(kind)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     wanted, plain = gradients(model, tokens)
-    monkeypatch.setattr(sliced_loss, "SLICE_BYTES", 4 * WORDS * 16)
-    assert sliced_loss.parts_of(model, BATCH * CONTEXT) is not None
+    monkeypatch.setattr(ours, "SLICE_BYTES", 4 * WORDS * 16)
+    assert ours.parts_of(model, BATCH * CONTEXT) is not None
     found, own = gradients(model, tokens)
     assert found == pytest.approx(wanted, rel=1e-5)
     assert own.keys() == plain.keys()
@@ -114,7 +114,7 @@ def test_under_autocast_the_products_are_those_of_a_linear_layer(
     model = model_of("llama")
     with torch.autocast("cpu", torch.bfloat16):
         wanted, plain = gradients(model, tokens)
-        monkeypatch.setattr(sliced_loss, "SLICE_BYTES", 4 * WORDS * 16)
+        monkeypatch.setattr(ours, "SLICE_BYTES", 4 * WORDS * 16)
         found, own = gradients(model, tokens)
     assert found == pytest.approx(wanted, rel=1e-3)
     for name, gradient in plain.items():
@@ -144,16 +144,14 @@ def test_models_of_other_kinds_keep_the_plain_loss(tokens: Tensor, slices: None)
     scaled.config.model_type = "granite"
     compiled = model_of("llama")
     compiled.compile()
-    assert sliced_loss.parts_of(scaled, 1000) is None
-    assert sliced_loss.parts_of(compiled, 1000) is None
-    assert sliced_loss.parts_of(nn.Linear(2, 2), 1000) is None
+    assert ours.parts_of(scaled, 1000) is None
+    assert ours.parts_of(compiled, 1000) is None
+    assert ours.parts_of(nn.Linear(2, 2), 1000) is None
     for changed in (capped, hooked, patched):
         model = model_of("llama")
         changed(model)
-        assert sliced_loss.parts_of(model, 1000) is None, (
-            "a factory may change what a class does with its hidden states"
-        )
-    assert sliced_loss.parts_of(model_of("llama"), 16) is None  # one slice
+        assert ours.parts_of(model, 1000) is None, "a factory may change what a class does with its hidden states"
+    assert ours.parts_of(model_of("llama"), 16) is None  # one slice
 
 
 def test_the_planner_counts_no_logits() -> None:

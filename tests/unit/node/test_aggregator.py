@@ -12,20 +12,18 @@ import pytest
 
 from node.assemble import LateDoor
 from node.optim.votes import sums
-from node.swarm.addends import Addends
-from node.swarm.aggregator import Aggregator
 from node.swarm.collector import COPIES_EACH, Collector, sources_of
-from node.swarm.events import Resync
+from node.swarm.facts import Resync
 from node.swarm.outbox import Outbox
 from node.swarm.view import View
+from node.swarm.vote_sums import Addends, Aggregator
 from node.wire.codec import Update, payload_hash
 from node.wire.validate import UpdateDoor, encode, longest_sums
 from protos.assignment import Range, SampleShare
 from protos.checks import drawn
 from protos.errors import Refusal
-from protos.holdings import digest_of
 from protos.log import Contribution, Entry, SignedEntry, contributions_body, summed_entry
-from protos.slices import Aggregate, Slice, hash_of, list_bytes, split, sum_in, with_slices
+from protos.slices import Aggregate, Slice, digest_of, hash_of, list_bytes, split, sum_in, with_slices
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 

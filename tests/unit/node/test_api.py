@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from node.swarm.api import EVENTS_MAX, FETCH_SECONDS_MAX, Swarm
-from node.swarm.events import Failed, Waiting
+from node.swarm.facts import Failed, Waiting
 from protos.errors import NetworkError, StoppedError
 
 

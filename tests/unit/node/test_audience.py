@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.blobs import audience as audience_module
-from node.blobs.audience import Audience, ServedStream
+from node.blobs import turns as audience_module
+from node.blobs.turns import Audience, ServedStream
 
 MEMBER = "member"
 

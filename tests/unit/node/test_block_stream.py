@@ -14,8 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from node.model.blocks import blocks_of, no_stream
-from node.model.size import size_of
+from node.model.size import blocks_of, no_stream, size_of
 from node.model.spec import ModelSpec, build
 from node.optim.step import NonFiniteGradient
 from node.training.block_stream import BlockStream, Fetched

@@ -8,9 +8,8 @@ from unittest import mock
 from node.blobs.payloads import Payloads
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
-from node.swarm.events import NotCounted
-from node.swarm.parts import Outside, build
-from node.swarm.session import Session
+from node.swarm.facts import NotCounted
+from node.swarm.session import Outside, Session, build
 from node.wire.codec import payload_hash
 from protos.errors import NetworkError
 from protos.identity import Identity

@@ -16,8 +16,7 @@ from node.doctor import lines, machine_probes, run_lines
 from node.doctor.doctor_facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Severity
 from node.doctor.run_lines import predict
-from node.donor.conditions import MachineFacts, states
-from node.donor.owner_settings import LiveSettings
+from node.donor.owner_settings import LiveSettings, MachineFacts, states
 from node.model.device import DeviceMemory
 from protos.errors import DataError, NetworkError, RefusedError
 from protos.run_config import RunConfig

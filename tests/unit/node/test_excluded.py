@@ -8,10 +8,9 @@ import pytest
 
 from node.blobs.payloads import Payloads
 from node.overlay.settings import OverlaySettings
-from node.swarm.events import Failed
+from node.swarm.facts import Failed
 from node.swarm.membership import JoinFacts
-from node.swarm.parts import Outside, build
-from node.swarm.session import Session
+from node.swarm.session import Outside, Session, build
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import Entry, Exclusion, SignedEntry, seal_entry

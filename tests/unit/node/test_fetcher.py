@@ -90,7 +90,7 @@ async def test_a_poisoned_blob_is_found_by_its_hash_and_the_honest_is_not_blamed
 
 async def test_a_holder_that_trickles_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then breaks no idle limit: another holder is asked soon, and who is alone has to have a pace, too."""
-    monkeypatch.setattr(blobs, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    monkeypatch.setattr(turns_module, "IMPATIENT_BYTES_A_SECOND", 1e12)
     refused: list[Refusal] = []
     async with fetching({LIAR: trickling, ONE: honest}, refused.append) as fetcher:
         assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE]) == BLOB
@@ -155,7 +155,7 @@ def test_haste_brings_company_and_cuts_nobody_off() -> None:
         wakes_at = turns.wakes_at(running)
         assert wakes_at is not None
         now = wakes_at
-    patience = turns_module.HASTE_SECONDS + 1000 / blobs.IMPATIENT_BYTES_A_SECOND
+    patience = turns_module.HASTE_SECONDS + 1000 / turns_module.IMPATIENT_BYTES_A_SECOND
     assert [attempt.began_at for attempt in running] == pytest.approx([patience * n for n in range(len(running))])
     assert now == running[-1].silent_at
     assert turns.gives_way(now, running) is running[0]
@@ -265,7 +265,7 @@ async def test_a_slow_start_is_waited_for_and_not_begun_anew() -> None:
 async def test_no_byte_is_asked_of_two_that_send(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own link may be what is slow: then all holders are, and more of them at once make it worse."""
     monkeypatch.setattr(turns_module, "IMPATIENT_SECONDS", 0.1)
-    monkeypatch.setattr(blobs, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    monkeypatch.setattr(turns_module, "IMPATIENT_BYTES_A_SECOND", 1e12)
     sent: list[int] = []
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -283,7 +283,7 @@ async def test_no_byte_is_asked_of_two_that_send(monkeypatch: pytest.MonkeyPatch
 async def test_of_two_that_begin_to_send_one_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """An author that was silent sends after all, when others have got the blob meanwhile; our link makes all of them slow."""
     monkeypatch.setattr(turns_module, "IMPATIENT_SECONDS", 0.3)
-    monkeypatch.setattr(blobs, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    monkeypatch.setattr(turns_module, "IMPATIENT_BYTES_A_SECOND", 1e12)
     lacked = 0
 
     def slow(speaks: Callable[[], bool], has: Callable[[], bool]) -> Handler:
@@ -393,7 +393,7 @@ async def test_authors_that_are_bad_together_do_not_keep_us_from_the_good(
     bad: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "PULL_TURN_SECONDS", 0.1)
-    monkeypatch.setattr(blobs, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    monkeypatch.setattr(turns_module, "IMPATIENT_BYTES_A_SECOND", 1e12)
     holders = dict.fromkeys(SILENT, bad) | {ONE: honest}
     assert len(SILENT) > fetcher_module.PULLS_MAX
     async with fetching(holders) as fetcher, asyncio.timeout(blobs.STREAM_IDLE_SECONDS_MAX / 2):

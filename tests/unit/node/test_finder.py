@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import structlog
 
-from node.overlay import finder as module
-from node.overlay.finder import GONE_LOOKS, VAIN_DOUBLINGS, Finder
+from node.overlay import relays as module
 from node.overlay.reach import ReachResult, ReachState, Remote
+from node.overlay.relays import GONE_LOOKS, VAIN_DOUBLINGS, Finder
 from node.overlay.settings import OverlaySettings
 
 RELAYS = tuple(f"/ip4/84.1.2.{number}/tcp/4001/p2p/relay{number}" for number in range(3))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from node.swarm import follower as module
-from node.swarm.events import Agreed, Failed, Finished
+from node.swarm.facts import Agreed, Failed, Finished
 from node.swarm.follower import Follower
+from protos.calls import SessionLostError
 from protos.errors import NetworkError, RefusedError
-from protos.pinned import SessionLostError
 from protos.v1 import coordinator_pb2 as pb
 from protos.waits import RETRY_SECONDS_MIN
 

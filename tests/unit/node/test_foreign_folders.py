@@ -17,7 +17,7 @@ from node.data.tokenizer import ByteTokenizer
 from node.export.model_folder import export
 from node.model.spec import ModelError, ModelSpec, build, build_meta
 from protos.errors import OperatorError
-from protos.safe_path import python_command, safe_environment
+from protos.process import python_command, safe_environment
 from tests.unit.model.test_spec import TINY
 
 BIN = Path(sys.executable).parent

@@ -11,8 +11,7 @@ import torch
 
 from node.assemble import assemble
 from node.data.samples import Samples
-from node.model.gradients import GradResult
-from node.model.sliced_loss import loss
+from node.model.gradients import GradResult, loss
 from node.optim.step import NonFiniteGradient
 from node.training.handover import Handover, Share, Unread
 from node.training.maker import GradientMaker, NoVotes

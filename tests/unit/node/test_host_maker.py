@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from node.data.samples import Samples
 from node.model.device import autocast, short_copy
+from node.model.gradients import loss
 from node.model.size import Effort
-from node.model.sliced_loss import loss
 from node.model.spec import ModelSpec, build
 from node.optim.demo import DeMo
 from node.optim.step import NonFiniteGradient

@@ -12,8 +12,7 @@ import pytest
 import typer
 
 from coordinator.__main__ import app as coordinator_app
-from coordinator.commands.invites import row_of
-from coordinator.commands.peers import rows_of
+from coordinator.commands.peers import row_of, rows_of
 from coordinator.commands.run_life import line_of, shown
 from coordinator.commands.signing import OrderState
 from coordinator.serving.served_coordinator import Serving
@@ -31,8 +30,8 @@ from node.service.manager import Installed
 from node.training.telemetry import Summary
 from protos.invite import Invite
 from protos.orders import OperatorOrder, SignedOrder, order_body
-from protos.public_runs import PublicRun
 from protos.run_config import RunConfig
+from protos.run_facts import PublicRun
 from protos.start import StartingState
 from protos.text import as_line
 from protos.v1 import coordinator_pb2 as pb

@@ -12,9 +12,8 @@ from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.facts import Held, Published
 from node.swarm.outbox import Outbox
-from node.swarm.parts import Outside, build
 from node.swarm.publication import NAME, LastAnnouncement
-from node.swarm.session import Session
+from node.swarm.session import Outside, Session, build
 from node.wire.codec import payload_hash
 from protos.errors import OperatorError
 from protos.identity import Identity

@@ -10,7 +10,7 @@ import pytest
 from node.blobs import turns
 from node.swarm import pulls as module
 from node.swarm.collector import Collector
-from node.swarm.events import Resync, Snapshot
+from node.swarm.facts import Resync, Snapshot
 from node.swarm.inbox import Announced
 from node.swarm.pulls import ACCEPTED_ROUNDS_MIN, Pulls
 from node.swarm.view import View

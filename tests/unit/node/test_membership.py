@@ -7,7 +7,7 @@ import pytest
 
 from node.swarm import membership as module
 from node.swarm.membership import TWICE_SILENT_SECONDS, JoinFacts, Membership
-from protos.owner import Owner
+from protos.accounts import Owner
 from protos.v1 import coordinator_pb2 as pb
 
 

@@ -27,7 +27,7 @@ from node.mirror.snapshot_mirrors import (
 )
 from node.snapshot.pieces import SnapshotManifest, describe, iterate_pieces
 from node.snapshot.store import SnapshotStore
-from node.swarm.events import Snapshot
+from node.swarm.facts import Snapshot
 from node.training import sync
 from node.training.sync import fetch_manifest, fetch_pieces, manifest_bytes
 from protos.errors import NetworkError, OperatorError, StoppedError

@@ -8,8 +8,8 @@ import pytest
 from node.model.device import DeviceMemory
 from node.model.size import ModelSize
 from node.training.need import Need, building, disk, fit, fitting, need_of, whole_gradients
-from protos.amounts import amount, count
 from protos.optimizer_config import OptimizerConfig
+from protos.text import amount, count
 
 GB = 10**9
 SIZE = ModelSize(parameters=1000, model_bytes=4040, largest=300)

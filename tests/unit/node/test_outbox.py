@@ -12,8 +12,8 @@ from node.swarm.facts import Held
 from node.swarm.outbox import WAIT_SECONDS_MAX, WAIT_SECONDS_MIN, Outbox
 from protos import limits
 from protos.assignment import Range, SampleShare
-from protos.holdings import mask_from_bytes
 from protos.log import Equivocation, Verdict
+from protos.slices import mask_from_bytes
 from protos.tick import Tick
 
 

@@ -14,10 +14,9 @@ from node.overlay import links
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm import publication, pushes
-from node.swarm.parts import Outside, build
 from node.swarm.publication import NAME
 from node.swarm.pushes import TAKEN
-from node.swarm.session import Session
+from node.swarm.session import Outside, Session, build
 from protos.assignment import Range, SampleShare
 from protos.identity import Identity
 from protos.invite import Invite

@@ -14,7 +14,7 @@ from node.swarm.outbox import Outbox
 from node.swarm.reporter import Reporter
 from protos.assignment import Range, SampleShare
 from protos.errors import NetworkError, RefusedError
-from protos.holdings import mask_bytes, mask_of
+from protos.slices import mask_bytes, mask_of
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 from tests.unit.coordinator.driver import config

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from node.snapshot.pieces import SnapshotManifest, describe, iterate_pieces, pack
 from node.snapshot.store import SnapshotStore
-from node.swarm.events import Resync, Snapshot
+from node.swarm.facts import Resync, Snapshot
 from node.training.fork_start import root_of_seed
 from node.training.keeper import Keeper
 from node.training.recovery import EVIDENCE, Recovery

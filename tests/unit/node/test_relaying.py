@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.overlay import daemon
-from node.overlay.relaying import BUCKET_SECONDS, SILENT_SECONDS, Bucket, Relaying, relayed_bytes
+from node.overlay.relays import BUCKET_SECONDS, SILENT_SECONDS, Bucket, Relaying, relayed_bytes
 from protos.identity import peer_id
 from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, fetching, honest
 from tests.unit.node.test_overlay import hosts

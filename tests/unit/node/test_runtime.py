@@ -2,7 +2,7 @@
 
 import asyncio
 
-from node.swarm.events import Event
+from node.swarm.facts import Event
 from node.swarm.runtime import Runtime
 from node.swarm.view import Counters, View
 from protos.identity import Identity

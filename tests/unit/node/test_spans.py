@@ -4,7 +4,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from node.swarm.events import Committed, Opened
+from node.swarm.facts import Committed, Opened
 from node.training.telemetry import STEPS_KEPT, Spans
 from protos.assignment import Range
 from protos.tick import Tick

@@ -16,7 +16,7 @@ from node.admission.consent import MachineRequest
 from node.commands.status import as_values, show
 from node.snapshot.pieces import SnapshotManifest, iterate_pieces
 from node.snapshot.store import SnapshotStore
-from node.swarm.events import Resync, Snapshot
+from node.swarm.facts import Resync, Snapshot
 from node.training.fork_start import Start
 from node.training.keeper import Keeper
 from node.training.recovery import Recovery

@@ -7,7 +7,7 @@ import pytest
 from coordinator.clock import holder_counts
 from coordinator.clock.events import Connected, HeldPlaces, Reported
 from node.swarm.outbox import Outbox
-from protos.holdings import mask_from_bytes
+from protos.slices import mask_from_bytes
 from tests.unit.coordinator.driver import Harness, claim_of, config, digest_of, joined, key, snapshot_at
 
 PEERS = 3

@@ -77,7 +77,7 @@ def test_reports_of_slow_pullers_count_though_fast_ones_are_there_before_them() 
     """The first reports came before the next votes, and closed the payload: a peer slower than a step was never heard of."""
     chooser, arrivals = VoteSize(BYTES, 128, BUDGET), Arrivals()
     for step in range(50):
-        chooser.fit(arrivals.took, COMPUTED_MS)
+        chooser.fit(arrivals.took, COMPUTED_MS, ClockConfig())
         chooser.sent(b"%d" % step, chooser.size)
         arrivals.add(b"%d" % step, 20, "near")
         arrivals.add(b"%d" % (step - 1), 2000, "far")
@@ -134,6 +134,11 @@ def test_votes_take_five_times_the_bytes_if_joiners_have_room_and_places_are_sen
     kept = following(full, BUDGET, sizes, metered=False)
     assert kept is not None
     assert kept._order[-1] == run.optimizer.vote_size, "joiners would find that votes are gone"
+    free.size = offered[-1]
+    assert free.fit(lambda _: None, COMPUTED_MS, run.clock) == offered[-1]
+    assert free.fit(lambda _: None, COMPUTED_MS, full.clock) == run.optimizer.vote_size, "the operator changed the run"
+    assert free.fit(lambda _: None, COMPUTED_MS, run.clock) == run.optimizer.vote_size
+    assert free.most_bytes == sizes[offered[-1]], "and changed it back"
     metered = following(run, BUDGET, sizes, metered=True)
     assert metered is not None
     assert metered._order[-1] == run.optimizer.vote_size, "the month's bytes would be gone in a fifth of the time"

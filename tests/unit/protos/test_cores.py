@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.cores import usable_cores
+from protos.process import usable_cores
 
 HERE = len(os.sched_getaffinity(0))
 

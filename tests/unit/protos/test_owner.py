@@ -2,9 +2,9 @@
 
 import pytest
 
-from protos import owner as owners
+from protos import accounts as owners
+from protos.accounts import NOBODY, Owner, groups, name_of, owner_body, owner_from_body, shown_owner
 from protos.errors import Refusal
-from protos.owner import NOBODY, Owner, groups, name_of, owner_body, owner_from_body, shown_owner
 from protos.v1 import coordinator_pb2 as pb
 
 

@@ -4,8 +4,8 @@ import secrets
 
 import pytest
 
+from protos.calls import pack, unpack
 from protos.errors import Reason, Refusal
-from protos.packing import pack, unpack
 
 KEYS = [secrets.token_bytes(32) for _ in range(2000)]
 MOST = 1 << 20

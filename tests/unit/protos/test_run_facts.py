@@ -11,10 +11,10 @@ from coordinator.commands.peers import rows_of
 from node.commands.status import _line, as_values, show
 from node.link.client import CoordinatorClient
 from node.web.run_stats import happenings
+from protos.accounts import NOBODY
 from protos.invite import Invite
 from protos.limits import PUBLIC_KEY_BYTES
 from protos.log import run_id_of
-from protos.owner import NOBODY
 from protos.run_config import RunConfig
 from protos.run_facts import STATUS_PEERS_MAX, bounded, peer_phase_word, peer_values, unconfirmed_words
 from protos.v1 import coordinator_pb2 as pb

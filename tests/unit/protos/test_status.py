@@ -3,14 +3,14 @@
 import grpc
 import pytest
 
-from coordinator.serving.calls import STATUS, DeclinedError, NoSessionError, NotAdmittedError, StandsByError, status_of
-from coordinator.serving.calls import UnknownRunError as UnknownRun
-from coordinator.serving.event_streams import FullError, NotJoinedError
-from coordinator.serving.event_streams import PeerAheadError as Behind
-from coordinator.serving.reading import ReadersBusyError as TooMany
+from coordinator.serving.doors import STATUS, DeclinedError, NoSessionError, NotAdmittedError, StandsByError, status_of
+from coordinator.serving.doors import UnknownRunError as UnknownRun
+from coordinator.serving.following import FullError, NotJoinedError
+from coordinator.serving.following import PeerAheadError as Behind
+from coordinator.serving.following import ReadersBusyError as TooMany
 from coordinator.store.journal import FencedError, JournalError
+from protos.calls import BehindError, BusyError, SessionLostError, error_of
 from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError
-from protos.pinned import BehindError, BusyError, SessionLostError, error_of
 
 MEANINGS: dict[type[SwarmentumError], type[SwarmentumError]] = {
     Refusal: RefusedError,

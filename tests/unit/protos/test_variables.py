@@ -7,13 +7,13 @@ import pytest
 from coordinator.commands.options import settings
 from node.config import load_settings
 from node.optim.backends.choose import wanted
-from protos import variables
+from protos import mistakes
 
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    variables._tell.cache_clear()
+    mistakes._tell.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
-"""Facts about the machine that conditions ask for: battery, keyboard and mouse, programs on the GPU. Only reads.
+"""The owner's machine: facts that conditions ask for (battery, keyboard and mouse, programs on the GPU), and keeping it awake.
 
 Idle time comes from the owner's own command if there is one (IDLE_COMMAND); else from GNOME or logind (Linux), or from ioreg
 (macOS). A program that computes on a GPU counts always, as NVML says. A program that only draws counts from DRAWS_BYTES_MIN of
 the GPU's memory on: a game counts, and a terminal does not. The desktop itself never counts. Refuses to guess: without an
 answer, the idle time and the programs are None.
+
+`systemd-inhibit` keeps Linux awake by an inhibitor of logind, and `caffeinate` macOS. Both end with this process, also after a
+kill. Refuses where there is no such program: Windows, and Linux without systemd.
 """
 
 from __future__ import annotations
@@ -23,9 +26,8 @@ from typing import Any
 
 import psutil
 
-from node.donor.conditions import MachineFacts
-from node.donor.owner_settings import DAY, HOUR, LiveSettings
-from protos.variables import IDLE_COMMAND
+from node.donor.owner_settings import DAY, HOUR, LiveSettings, MachineFacts
+from protos.mistakes import IDLE_COMMAND
 
 DRAWS_BYTES_MIN = 500_000_000
 DESKTOP = frozenset(
@@ -205,3 +207,78 @@ def _macos(said: str) -> float | None:
     """`"HIDIdleTime" = 4711000000`: nanoseconds."""
     found = re.search(r'"HIDIdleTime" = (\d+)', said)
     return int(found[1]) / 1_000_000_000 if found else None
+
+
+START_SECONDS = 0.5
+LINUX = (
+    "systemd-inhibit", "--what=sleep:idle", "--mode=block", "--who=swarmentum", "--why=a training peer works", "cat",
+)  # fmt: skip
+"""`cat` reads a pipe of this process, so it ends when this process does, and the inhibitor with it."""
+CAFFEINATE = ("caffeinate", "-i", "-w")
+
+
+def command() -> tuple[str, ...] | None:
+    """The program that keeps this machine awake; None: there is none."""
+    if sys.platform == "darwin":
+        found = (*CAFFEINATE, str(os.getpid()))
+    elif sys.platform == "linux":
+        found = LINUX
+    else:
+        return None
+    return found if shutil.which(found[0]) else None
+
+
+def check(wanted: bool) -> str:
+    """ValueError where this machine cannot be kept awake. Returns nothing to tell."""
+    if wanted and command() is None:
+        raise ValueError(
+            "this machine has neither systemd-inhibit nor caffeinate; turn automatic sleep off in its settings"
+        )
+    return ""
+
+
+class Awake:
+    """Of one peer. A single thread calls it."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._refused = False
+
+    def keep(self, wanted: bool) -> None:
+        """Hold the inhibitor, or let the machine sleep again. A system that refuses is logged once, and asked no more."""
+        if not wanted:
+            self.close()
+            return
+        if self._process is not None and self._process.poll() is None:
+            return
+        program = command()
+        if self._refused or program is None:
+            return
+        self._process = subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            self._process.wait(START_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._log.info("the machine is kept awake while the peer works", by=program[0])
+            return
+        said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
+        self._refused = True
+        self._log.warning("the system does not let this peer keep the machine awake", why=said or "it said nothing")
+        self.close()
+
+    def close(self) -> None:
+        """Let the machine sleep again."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.terminate()
+        try:
+            process.wait(START_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

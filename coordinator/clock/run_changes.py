@@ -1,20 +1,74 @@
-"""Settings that the operator changes while the run is paused: which changes are allowed, and what they make of a run.
+"""Changes of a run's state: its next phase, or that of a peer; one peer changed, and with it all that follows from its peers;
+and settings that the operator changes while the run is paused.
 
-A change counts from the step after the open one. Limits that only the coordinator reads count at once. Each entry names the
-settings of its step, so entries that come back to a journal that lost its end bring them along.
-Refuses what `protos/changes.py` does not list, and every change of a run that is not paused. ADR 44.
+Refuses moves that the tables in `state.py` do not have, and to remember more than PEERS_KEPT peers.
+
+A change of settings counts from the step after the open one. Limits that only the coordinator reads count at once. Each entry
+names the settings of its step, so entries that come back to a journal that lost its end bring them along. Refuses what
+`protos/changes.py` does not list, and every change of a run that is not paused. ADR 44.
 """
 
 from __future__ import annotations
 
-from coordinator.clock import electorate
-from coordinator.clock.records import SettingsChanged
-from coordinator.clock.state import CHANGES_MAX, Run, changed_settings
+from coordinator.clock import electorate, rules
+from coordinator.clock.effects import SettingsChanged
+from coordinator.clock.state import (
+    CHANGES_MAX,
+    MOVES,
+    PEER_MOVES,
+    PEERS_KEPT,
+    Peer,
+    PeerPhase,
+    Phase,
+    Run,
+    changed_settings,
+)
 from coordinator.clock.value_copy import replace
 from protos.changes import RATE_KEYS, STEPS, Settings, merged, values_of, with_settings, words
 from protos.errors import Refusal
+from protos.identity import short
 from protos.log import Entry
 from protos.run_config import RunConfig
+
+
+def move(run: Run, phase: Phase) -> Run:
+    """The run in this phase. An illegal move is our own mistake."""
+    assert phase in MOVES[run.phase], f"{run.phase} cannot become {phase}"
+    return replace(run, phase=phase)
+
+
+def move_peer(peer: Peer, phase: PeerPhase) -> Peer:
+    """The peer in this phase. An illegal move is our own mistake."""
+    assert phase in PEER_MOVES[peer.phase], f"peer {short(peer.public_key)}: {peer.phase} cannot become {phase}"
+    return replace(peer, phase=phase)
+
+
+def with_peer(run: Run, peer: Peer) -> Run:
+    """The run with this peer, new or changed. The open step's masks follow."""
+    step = None if run.step is None else rules.met(run.step, peer)
+    electors = None if electorate.changes_electors(run.peers.get(peer.public_key), peer) else run.electors
+    peers = {**run.peers, peer.public_key: peer}
+    return bounded(replace(run, step=step, electors=electors, peers=peers), peer.public_key)
+
+
+def bounded(run: Run, newest: bytes = b"") -> Run:
+    """Forget the absent peers with the fewest accepted votes, and their reports, while there are too many peers.
+
+    `newest`: a peer to keep; members of the last roster are kept, too.
+    """
+    while len(run.peers) > PEERS_KEPT:
+        kept = {newest, *run.roster}
+        absent = [peer for key, peer in run.peers.items() if peer.phase is PeerPhase.ABSENT and key not in kept]
+        gone = min(absent, key=lambda peer: (peer.votes_accepted, peer.public_key)).public_key
+        digests, snapshots = run.reported_digests, run.reported_snapshots
+        run = replace(
+            run,
+            electors=None,
+            peers={key: peer for key, peer in run.peers.items() if key != gone},
+            reported_digests={s: {k: v for k, v in r.items() if k != gone} for s, r in digests.items()},
+            reported_snapshots={s: {k: v for k, v in r.items() if k != gone} for s, r in snapshots.items()},
+        )
+    return run
 
 
 def decided_next(run: Run) -> int:
