@@ -1,15 +1,18 @@
 """What a peer keeps is written behind its training: told when it is on the disk, bounded, and failures are not lost."""
 
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+import torch
 
 from node.archive import files
 from node.archive.record import Recorder, head_of
+from node.snapshot.image import Image
 from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.training.keeper import Keeper
@@ -17,6 +20,8 @@ from node.training.replica import Replica
 from protos.disk import DiskError
 from protos.log import SignedEntry
 from tests.unit.node.test_recovery import Log, replica, updates_of
+
+BLOCK_BYTES_OF_THE_TEST = 12_345
 
 
 def waits(go: threading.Event) -> None:
@@ -65,6 +70,40 @@ def test_what_is_written_while_the_replica_goes_on_is_the_state_as_it_was(tmp_pa
     assert [m.root for m in peer.keeper.manifests] == [peer.log.manifests[step][0].root for step in (2, 4)]
     again = replica()
     assert again.load_private(tmp_path / "private.pt")
+    peer.keeper.close()
+
+
+def test_a_snapshot_is_written_before_the_rest_of_a_momentum_which_is_whole_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joiners replay all steps since the last snapshot that is on a disk; a momentum may be twice as large."""
+    peer, begun, go, order = Kept(tmp_path, 4), threading.Event(), threading.Event(), list[str]()
+    pieces = Image.pieces
+
+    def slowly(image: Image, piece_bytes: int) -> Iterator[bytes]:
+        for piece in pieces(image, 64 if piece_bytes == BLOCK_BYTES_OF_THE_TEST else piece_bytes):
+            begun.set()
+            assert go.wait(240)
+            yield piece
+
+    monkeypatch.setattr("node.snapshot.private.BLOCK_BYTES", BLOCK_BYTES_OF_THE_TEST)
+    monkeypatch.setattr(Image, "pieces", slowly)
+    written = peer.keeper._stored
+    peer.keeper._stored = lambda manifest, kept: (order.append("snapshot"), written(manifest, kept))[0]  # type: ignore
+    peer.plays(2)
+    was = peer.replica.demo.momentum.clone()
+    peer.keeper.private()
+    peer.keeper._submit(partial(order.append, "momentum"), None)
+    assert begun.wait(240)
+    peer.plays(4)
+    peer.keeper.snapshot(kept=True)
+    go.set()
+    peer.keeper.flush()
+    assert order == ["snapshot", "momentum"]
+    assert peer.told == [(4, True)]
+    again = replica()
+    assert again.load_private(tmp_path / "private.pt")
+    assert torch.equal(again.demo.momentum, was)
     peer.keeper.close()
 
 
