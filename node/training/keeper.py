@@ -68,9 +68,8 @@ CORE_PART_FIRST: Final = 0.05
 system has paused would keep Python's lock."""
 CORE_PART_MAX: Final = 0.5
 CORE_PART_MIN: Final = 0.01
-CORE_PART_LATE: Final = (
-    0.25  # at least, after a state was left out: short steps make states faster than they are written
-)
+CORE_PART_LATE: Final = 0.25
+"""At least, after a state was left out: short steps make states faster than they are written."""
 SPREAD: Final = 0.9  # the part of the time in which the bytes are written that come in that time: joiners wait for them
 BACKLOG: Final = 1.5  # times the mean time between states: within so long everything that waits is written
 COMINGS: Final = 3
@@ -101,9 +100,8 @@ class CorePart:
         part = self._first
         if len(self._came) == COMINGS and self._bytes:
             (first, _), (second, _), (third, _) = self._came
-            between = min(
-                (third - first) / 2, 2 * (second - first), 2 * (third - second)
-            )  # the first one waits for peers
+            # the first one waits for peers
+            between = min((third - first) / 2, 2 * (second - first), 2 * (third - second))
             mean = sum(came for _, came in list(self._came)[1:]) / 2
             seconds = self._seconds / self._bytes * max(mean / SPREAD, size / BACKLOG)
             part = max(seconds / between, CORE_PART_MIN) if between else CORE_PART_MAX
@@ -143,8 +141,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._manifests: dict[int, SnapshotManifest] = {}
         self._agreed: dict[int, bytes] = {}
-        self._named = b""
-        """The root under which the run knows the agreed snapshot."""
+        self._named = b""  # the root under which the run knows the agreed snapshot
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._states: deque[Callable[[], None]] = deque()  # snapshots that are not begun: a momentum waits for them
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of states, and of momentum
@@ -195,10 +192,8 @@ class Keeper:
             if self._replica.load_private(self._private_path):
                 self._log.info("momentum taken up again", step=self._replica.step)
         except (PrivateStateError, ValueError) as error:  # not ours, damaged, or of another method
-            why = str(error)
-            self._log.warning(
-                "starting with fresh momentum: the saved one cannot be used", step=self._replica.step, why=why
-            )
+            step, why = self._replica.step, str(error)
+            self._log.warning("starting with fresh momentum: the saved one cannot be used", step=step, why=why)
 
     def private(self) -> None:
         """Save the momentum that is here. Returns at once; saves nothing while over WAITING_BYTES_MAX wait for the disk, or if
