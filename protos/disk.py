@@ -5,7 +5,6 @@ A disk that refuses a write is the operator's matter: one clear error instead of
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -24,13 +23,6 @@ PRIVATE_MODE: Final = 0o400
 """Of private keys: the owner alone reads them, and nobody writes them again."""
 SYNC_BYTES: Final = 16 << 20
 """Bytes of a large file between two syncs: a small file's sync waits for the bytes that are under way on the same disk."""
-
-
-DIRECT: Final = getattr(os, "O_DIRECT", 0)  # macOS has none
-ALIGNED_BYTES: Final = 4096
-"""Of memory and of places in a file: no disk has larger blocks."""
-PAST_BYTES: Final = 1 << 20
-REFUSED: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class DiskError(OperatorError):
@@ -193,85 +185,18 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_synced(file: BinaryIO, pieces: Iterable[bytes], *, there: bool = False) -> Iterator[bytes]:
-    """Write `pieces` one after the other, and give each back; the caller syncs the last ones. Whole blocks go past the system's
-    cache; a disk that does not take them so is synced every SYNC_BYTES. `there`: the file, open to read and write, has the
-    pieces already."""
-    if there:
-        yield from _synced(file, pieces)
-        return
-    past = PastCache(file.fileno())
-    block, full, at, plain = mmap(-1, PAST_BYTES), 0, file.tell(), 0
-    lead = -at % ALIGNED_BYTES  # so many bytes come before the first place of a direct write
-    try:
-        for piece in pieces:
-            rest = memoryview(piece).cast("B")
-            at, rest, lead = at + file.write(rest[:lead]), rest[lead:], max(0, lead - len(rest))
-            while len(rest):
-                some = rest[: PAST_BYTES - full]
-                block[full : full + len(some)] = some
-                full, rest = full + len(some), rest[len(some) :]
-                if full == PAST_BYTES:
-                    plain += 0 if past.write(at, block) else _write_at(file, at, block)
-                    at, full = at + full, 0
-            if plain >= SYNC_BYTES:
-                sync_file(file)
-                plain = 0
-            yield piece
-        _write_at(file, at, block[:full])
-    finally:
-        past.close()
-
-
-def _write_at(file: BinaryIO, at: int, data: bytes | mmap) -> int:
-    file.seek(at)
-    return file.write(data)
-
-
-def _synced(file: BinaryIO, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Write `pieces` one after the other, sync them every SYNC_BYTES, and give each back. The caller syncs the last ones.
+    `there`: the file, open to read and write, has them already."""
     start = end = 0
     for piece in pieces:
         end += len(piece)
+        if not there:
+            file.write(piece)
         if end - start >= SYNC_BYTES:
-            if not _sync_part(file, start, end):
+            if not (there and _sync_part(file, start, end)):
                 sync_file(file)
             start = end - end % ALLOCATIONGRANULARITY
         yield piece
-
-
-class PastCache:
-    """Reads and writes blocks of an open file by O_DIRECT: a quarter of the CPU time, and none of the cache that other
-    programs need. A block whose place, size or memory is no multiple of ALIGNED_BYTES is refused, as is every block where the
-    system or the disk has no such thing. Then the caller reads and writes as usual. It may do both."""
-
-    def __init__(self, handle: int) -> None:
-        self._file: int | None = None
-        with suppress(OSError):
-            if DIRECT:
-                self._file = os.open(f"/proc/self/fd/{handle}", os.O_RDWR | os.O_CLOEXEC | DIRECT)
-
-    def write(self, at: int, block: memoryview | mmap) -> bool:
-        """Whether the block is in the file. Raises OSError."""
-        return self._done(at, memoryview(block), os.pwritev)
-
-    def read(self, at: int, block: memoryview | mmap) -> bool:
-        """Whether the block is read. Raises OSError."""
-        return self._done(at, memoryview(block), os.preadv)
-
-    def _done(self, at: int, block: memoryview, act: Callable[[int, list[memoryview], int], int]) -> bool:
-        if self._file is None or at % ALIGNED_BYTES or len(block) % ALIGNED_BYTES:
-            return False
-        try:
-            return act(self._file, [block], at) == len(block)
-        except OSError as error:
-            if error.errno not in REFUSED:
-                raise
-            self.close()
-            return False
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-        self._file = None
 
 
 def _sync_part(file: BinaryIO, start: int, end: int) -> bool:

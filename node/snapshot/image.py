@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from node.optim.spread import Pieces, whole
-from protos.disk import ALIGNED_BYTES, PLAIN_MODE, PastCache, remove_left, writing
+from protos.disk import PLAIN_MODE, remove_left, writing
 
 DTYPES: Final = {
     torch.float32: "F32",
@@ -80,8 +80,8 @@ class Room(Protocol):
     def tile(self, at: int, size: int) -> Bytes:
         """Memory for the copy's bytes from `at` on: the caller fills it, and gives it to `keep`."""
 
-    def keep(self, at: int, tile: Bytes, *, ahead: bool) -> None:
-        """Keep a tile that was filled; `ahead`: nobody waits for it. Raises DiskError."""
+    def keep(self, at: int, tile: Bytes) -> None:
+        """Keep a tile that was filled. Raises DiskError."""
 
     def read(self, at: int, out: Bytes) -> None:
         """The copy's bytes from `at` on. Raises DiskError."""
@@ -111,7 +111,7 @@ class MemoryRoom:
     def tile(self, at: int, size: int) -> Bytes:
         return self.memory[at : at + size]
 
-    def keep(self, at: int, tile: Bytes, *, ahead: bool) -> None:
+    def keep(self, at: int, tile: Bytes) -> None:
         """See `Room`: it is there already."""
 
     def read(self, at: int, out: Bytes) -> None:
@@ -142,8 +142,7 @@ class SpareMemory:
 
 
 class DiskRoom:
-    """A copy in a file. One that a kill leaves goes when the store opens its folder. Tiles that are copied ahead go past the
-    system's cache, at the pace of the disk. The cache costs more CPU time, and takes the tiles that the training waits for."""
+    """A copy in a file. One that a kill leaves goes when the store opens its folder."""
 
     tile_bytes = DISK_TILE_BYTES
 
@@ -153,23 +152,22 @@ class DiskRoom:
             folder.mkdir(parents=True, exist_ok=True)
             self._path = folder / f".copy-{secrets.token_hex()}"
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PLAIN_MODE)
-            self._past = PastCache(self._file)
-        self.close = weakref.finalize(self, _remove, self._file, self._past, self._path)
+        self.close = weakref.finalize(self, _remove, self._file, self._path)
         """The disk has the room again: now, or when nobody holds this any more."""
-        self._tile: Bytes = aligned(DISK_TILE_BYTES)
+        self._tile: Bytes = np.empty(DISK_TILE_BYTES, dtype=np.uint8)
 
     def tile(self, _at: int, size: int) -> Bytes:
         return self._tile[:size]
 
-    def keep(self, at: int, tile: Bytes, *, ahead: bool) -> None:
+    def keep(self, at: int, tile: Bytes) -> None:
         with writing(self._folder):
-            done = len(tile) if ahead and self._past.write(at, tile.data) else 0
+            done = 0
             while done < len(tile):
                 done += os.pwrite(self._file, tile[done:].data, at + done)
 
     def read(self, at: int, out: Bytes) -> None:
         with writing(self._folder):
-            done = len(out) if self._past.read(at, out.data) else 0
+            done = 0
             while done < len(out):
                 some = os.preadv(self._file, [out[done:].data], at + done)
                 assert some, "what is read was kept"
@@ -182,17 +180,9 @@ class DiskRoom:
         return False
 
 
-def _remove(file: int, past: PastCache, path: Path) -> None:
-    past.close()
+def _remove(file: int, path: Path) -> None:
     os.close(file)
     remove_left(path)
-
-
-def aligned(size: int) -> Bytes:
-    """New memory at a place from which `PastCache` writes."""
-    memory = np.empty(size + ALIGNED_BYTES, dtype=np.uint8)
-    first = -memory.ctypes.data % ALIGNED_BYTES
-    return memory[first : first + size]
 
 
 class SpareDisk:
@@ -236,7 +226,6 @@ class Image:
         self.total_bytes = at
         self._read = 0
         self._copied = 0
-        self._waited_for = False
         self._rest: tuple[int, Room] | None = None
         self._spare = spare or SpareMemory()
 
@@ -250,10 +239,9 @@ class Image:
         """The bytes that the reader has not read yet."""
         return self.total_bytes - self._read
 
-    def detach(self, *, ahead: bool = False) -> None:
-        """The tensors may change when this returns. The thread that changes them calls it, and one that copies `ahead` of that
+    def detach(self) -> None:
+        """The tensors may change when this returns. The thread that changes them calls it, and one that copies ahead of that
         thread: the two share the work, a tile at a time. Raises DiskError."""
-        self._waited_for |= not ahead
         while not self.detached:
             with self._lock:
                 self._copy_tile()
@@ -267,14 +255,14 @@ class Image:
         first, room = self._rest
         tile = room.tile(self._copied - first, min(self.total_bytes - self._copied, room.tile_bytes))
         self._copy(tile, self._copied)
-        room.keep(self._copied - first, tile, ahead=not self._waited_for)
+        room.keep(self._copied - first, tile)
         self._copied += len(tile)
         if self._copied == self.total_bytes:
             self._parts, self._starts = [], []
 
     def become(self, path: Path) -> bool:
         """Copy all of it, and make the copy the file `path` if it is a file; `pieces` gives its bytes. Raises DiskError."""
-        self.detach(ahead=True)
+        self.detach()
         return self._rest is not None and self._rest[0] == 0 and self._rest[1].become(path)
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
@@ -282,7 +270,7 @@ class Image:
         assert piece_bytes > 0
         assert self._read == 0, "an image is read once"
         while self._read < self.total_bytes:
-            piece = aligned(min(piece_bytes, self.total_bytes - self._read))
+            piece = np.empty(min(piece_bytes, self.total_bytes - self._read), dtype=np.uint8)
             with self._lock:
                 last = self._read + len(piece)
                 if self._rest is None:

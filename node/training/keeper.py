@@ -61,51 +61,49 @@ class StepRecorder(Protocol):
 
 # The part of a core that writing a state may take while the training goes on. Pure: times come with each call.
 #
-# A swarm's peers all wait for the slowest one, so no step must be longer than others. ADR 30.
+# A swarm's peers all wait for the slowest one, so a step after a snapshot must not be longer than others. The writing is spread
+# over most of the time until the next state comes. ADR 30.
 
-CORE_PART_FIRST: Final = 0.05
-"""For each core, while nothing is known yet: with many cores some are idle. With a low priority instead a thread that a busy
-system has paused would keep Python's lock."""
+CORE_PART_A_CORE: Final = 0.05
+"""At most, and while nothing is known yet, for each core of the machine: with many cores some are idle. A low priority instead
+would not do: on a busy machine a thread that the system has paused keeps Python's lock."""
 CORE_PART_MAX: Final = 0.5
 CORE_PART_MIN: Final = 0.01
-CORE_PART_LATE: Final = 0.25
-"""At least, after a state was left out: short steps make states faster than they are written."""
-SPREAD: Final = 0.9  # the part of the time in which the bytes are written that come in that time: joiners wait for them
-BACKLOG: Final = 1.5  # times the mean time between states: within so long everything that waits is written
-COMINGS: Final = 3
-"""States whose times and sizes count: from one snapshot to the next, and the momentum between them, of another size."""
+CORE_PART_BEHIND: Final = 0.25
+"""At least, while a later state waits already: a swarm with short steps makes its states faster than they are written."""
+SPREAD: Final = 0.8
+"""The part of the time to the next state in which a state should be on the disk: joiners wait for it."""
 
 
 class CorePart:
-    """Of one thread that writes states. It learns how often states come, how large they are, and what a byte costs."""
+    """Of one thread that writes states. It learns how often states come, and what a byte costs."""
 
     def __init__(self, cores: int) -> None:
-        self._first = min(CORE_PART_FIRST * cores, CORE_PART_MAX)
-        self._came: deque[tuple[float, int]] = deque(maxlen=COMINGS)
+        self._most = min(CORE_PART_A_CORE * cores, CORE_PART_MAX)
+        self._came: float | None = None
+        self._between: float | None = None
         self._seconds = 0.0
         self._bytes = 0
 
-    def comes(self, now: float, size: int) -> None:
-        """A state of `size` bytes is there to be written, at `now` seconds."""
-        self._came.append((now, size))
+    def comes(self, now: float) -> None:
+        """A state is there to be written, at `now` seconds."""
+        if self._came is not None:
+            self._between = now - self._came
+        self._came = now
 
     def used(self, seconds: float, size: int) -> None:
         """`size` bytes were written with `seconds` of CPU time."""
         self._seconds += seconds
         self._bytes += size
 
-    def of(self, size: int, *, late: bool) -> float:
-        """The part of a core for the `size` bytes of all states that wait: the same in every step, so that none is longer than
-        others, unless too much waits. `late`: a state was left out."""
-        part = self._first
-        if len(self._came) == COMINGS and self._bytes:
-            (first, _), (second, _), (third, _) = self._came
-            # the first one waits for peers
-            between = min((third - first) / 2, 2 * (second - first), 2 * (third - second))
-            mean = sum(came for _, came in list(self._came)[1:]) / 2
-            seconds = self._seconds / self._bytes * max(mean / SPREAD, size / BACKLOG)
-            part = max(seconds / between, CORE_PART_MIN) if between else CORE_PART_MAX
-        return min(max(part, CORE_PART_LATE) if late else part, CORE_PART_MAX)
+    def of(self, size: int, now: float, *, behind: bool) -> float:
+        """The part of a core for the `size` bytes of a state that are left at `now`; `behind`: a later one waits already."""
+        if behind:
+            return max(CORE_PART_BEHIND, self._most)
+        if self._came is None or self._between is None or not self._bytes:
+            return self._most
+        needed, left = self._seconds / self._bytes * size, self._came + SPREAD * self._between - now
+        return min(max(needed / left, CORE_PART_MIN), self._most) if left > 0 else self._most
 
 
 ROOTS_KEPT: Final = 4  # manifests of snapshots that this peer computed: to compute a state again (recovery.py)
@@ -115,7 +113,7 @@ WAITING_BYTES_MAX: Final = 256 << 20  # of states that wait for the disk, and of
 
 def _copy_ahead(image: Image) -> None:
     with suppress(DiskError):  # the training thread raises it: it needs the copy
-        image.detach(ahead=True)
+        image.detach()
 
 
 class Keeper:
@@ -221,9 +219,9 @@ class Keeper:
         self._submit(partial(self._record, recorder, signed, payloads, announcements, size), None)
         if recorder.pop_due():
             image = self._replica.image()
-            about = image.total_bytes, partial(self._paced, image, SNAPSHOT_PIECE_BYTES)
             describe = self._replica.describer(image.total_bytes)
-            self._submit(partial(recorder.segment, self._replica.step, *about, describe), image)
+            pieces = partial(self._paced, image, SNAPSHOT_PIECE_BYTES)
+            self._submit(partial(recorder.segment, self._replica.step, image.total_bytes, pieces, describe), image)
 
     def _record(
         self,
@@ -318,7 +316,7 @@ class Keeper:
             return
         if image is not None:
             self._images[private].append(image)
-            self._part.comes(time.monotonic(), image.total_bytes)
+            self._part.comes(time.monotonic())
             busy = self._jobs.unfinished_tasks and self._replica.device.type in THREAD_SAFE
             if busy:  # the thread is at an earlier state, and cannot copy ahead of the training
                 threading.Thread(target=_copy_ahead, args=(image,), name="keeper-copy", daemon=True).start()
@@ -352,15 +350,17 @@ class Keeper:
         if not self._behind:
             yield from image.pieces(piece_bytes)
             return
-        image.detach(ahead=True)
+        image.detach()
         used = time.thread_time()
         for piece in image.pieces(piece_bytes):
             yield piece
             now = time.thread_time()
             self._part.used(now - used, len(piece))
-            if image.waiting_bytes:  # a pause after the last piece would only keep the file from its name
-                left = sum(other.waiting_bytes for other in (*self._images[False], *self._images[True]))
-                self._hurry.wait((now - used) * (1 / self._part.of(left, late=self._late) - 1))
+            if left := image.waiting_bytes:  # a pause after the last piece would only keep the file from its name
+                waiting = (*self._images[False], *self._images[True])
+                behind = self._late or any(other is not image and other.waiting_bytes for other in waiting)
+                part = self._part.of(left, time.monotonic(), behind=behind)
+                self._hurry.wait((now - used) * (1 / part - 1))
             if private and self._states:
                 self._write_states()
                 now = time.thread_time()

@@ -1,83 +1,61 @@
-"""The part of a core that writing a state takes: the same in every step, bounded, and what waits too long makes haste."""
+"""States are written in most of the time between two of them, with no more of a core than that needs."""
 
 import pytest
 
-from node.training.keeper import (
-    BACKLOG,
-    CORE_PART_FIRST,
-    CORE_PART_LATE,
-    CORE_PART_MAX,
-    CORE_PART_MIN,
-    SPREAD,
-    CorePart,
-)
+from node.training.keeper import CORE_PART_A_CORE, CORE_PART_BEHIND, CORE_PART_MAX, CORE_PART_MIN, CorePart
 
-STATE, MOMENTUM = 100_000_000, 200_000_000
-MEAN = (STATE + MOMENTUM) / 2
+STATE = 100_000_000
 CORES = 2
-FIRST = CORES * CORE_PART_FIRST
+MOST = CORES * CORE_PART_A_CORE
 
 
-def part_with(between: float, seconds: float, first: float | None = None) -> CorePart:
-    """Of a thread to which states and momenta come in turn, each `between` seconds, and STATE bytes cost `seconds` of CPU time.
-    `first`: the seconds from the first to the second."""
-    part = CorePart(CORES)
-    for number, size in enumerate((STATE, MOMENTUM, STATE)):
-        part.comes(1000 + number * between - (0 if number or first is None else first - between), size)
-    part.used(3 * seconds, 3 * STATE)
+def part_with(between: float, seconds: float, cores: int = CORES) -> CorePart:
+    """Of a thread to which states of STATE bytes come each `between` seconds and cost `seconds` of CPU time."""
+    part = CorePart(cores)
+    for number in range(3):
+        part.comes(1000 + number * between)
+        part.used(seconds, STATE)
     return part
+
+
+def at(between: float, later: float = 0.0) -> float:
+    """So much later than the last of the states."""
+    return 1000 + 2 * between + later
 
 
 def test_nothing_is_known_at_first() -> None:
     part = CorePart(CORES)
-    assert part.of(STATE, late=False) == FIRST
-    part.comes(0.0, STATE)
-    part.comes(9.0, MOMENTUM)
+    assert part.of(STATE, 0.0, behind=False) == MOST
+    part.comes(0.0)
     part.used(1.0, STATE)
-    assert part.of(STATE, late=False) == FIRST
+    assert part.of(STATE, 0.0, behind=False) == MOST
 
 
-def test_a_state_of_any_size_takes_as_much_of_each_step_as_others() -> None:
-    """A momentum is twice a state: over an equal time it took twice as much of the steps after it."""
+def test_the_writing_is_spread_over_most_of_the_time_to_the_next_state() -> None:
     part = part_with(10.0, 0.2)
-    even = MEAN / STATE * 0.2 / (10.0 * SPREAD)
-    sizes = (MOMENTUM, MOMENTUM // 2, STATE, STATE // 100)
-    assert [part.of(size, late=False) for size in sizes] == pytest.approx([even] * len(sizes))
+    assert part.of(STATE, at(10.0), behind=False) == pytest.approx(0.2 / 8)
+    assert part.of(STATE // 2, at(10.0, 2.5), behind=False) == pytest.approx(0.1 / 5.5)
 
 
-def test_all_that_comes_is_written_in_the_time_in_which_it_comes() -> None:
-    part, second, waits, most = part_with(10.0, 0.2), 0.1, 0.0, 0.0
-    for tick in range(2000):
-        waits += {0: STATE, 100: MOMENTUM}.get(tick % 200, 0)
-        most = max(most, waits)
-        waits = max(0.0, waits - second * part.of(int(waits), late=False) / 0.2 * STATE)
-        if tick % 200 == 99:
-            assert waits == 0, "a snapshot is on the disk when the next momentum comes"
-    assert most < MOMENTUM + STATE / 2
+def test_what_is_written_early_leaves_less_to_do() -> None:
+    assert part_with(10.0, 0.4).of(STATE // 4, at(10.0, 1.0), behind=False) == pytest.approx(0.1 / 7)
 
 
-def test_what_waits_too_long_makes_haste() -> None:
-    part = part_with(10.0, 0.2)
-    assert part.of(5 * STATE, late=False) == pytest.approx(5 * 0.2 / (10.0 * BACKLOG))
-
-
-def test_a_first_state_that_waited_for_peers_does_not_slow_the_next_ones() -> None:
-    assert part_with(10.0, 0.2, first=900.0).of(STATE, late=False) == pytest.approx(
-        part_with(10.0, 0.2).of(STATE, late=False) / 2
-    )
+def test_what_is_late_makes_haste() -> None:
+    assert part_with(10.0, 0.2).of(STATE // 2, at(10.0, 7.9), behind=False) == MOST
+    assert part_with(10.0, 0.2).of(STATE // 2, at(10.0, 9.0), behind=False) == MOST
 
 
 def test_the_part_is_bounded() -> None:
-    assert part_with(1.0, 9.0).of(STATE, late=False) == CORE_PART_MAX
-    assert part_with(0.0, 0.2).of(STATE, late=False) == CORE_PART_MAX
-    assert part_with(1e6, 0.2).of(STATE, late=False) == CORE_PART_MIN
+    assert part_with(1.0, 0.2).of(STATE, at(1.0), behind=False) == MOST
+    assert part_with(1e6, 0.2).of(STATE, at(1e6), behind=False) == CORE_PART_MIN
+    assert part_with(0.0, 0.2).of(STATE, at(0.0), behind=False) == MOST
 
 
-def test_a_state_that_was_left_out_makes_haste() -> None:
-    assert part_with(10.0, 0.2).of(STATE, late=True) == CORE_PART_LATE
-    assert part_with(1.0, 9.0).of(STATE, late=True) == CORE_PART_MAX
+def test_a_later_state_that_waits_makes_haste() -> None:
+    assert part_with(10.0, 0.2).of(STATE, at(10.0), behind=True) == CORE_PART_BEHIND
 
 
-def test_a_machine_with_many_cores_writes_faster_at_first() -> None:
-    assert CorePart(8).of(STATE, late=False) == pytest.approx(8 * CORE_PART_FIRST)
-    assert CorePart(128).of(STATE, late=False) == CORE_PART_MAX
+def test_a_machine_with_many_cores_writes_faster() -> None:
+    assert part_with(1.0, 9.0, cores=8).of(STATE, at(1.0), behind=False) == pytest.approx(8 * CORE_PART_A_CORE)
+    assert part_with(1.0, 9.0, cores=128).of(STATE, at(1.0), behind=True) == CORE_PART_MAX

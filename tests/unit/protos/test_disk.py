@@ -1,8 +1,6 @@
 """Durable writes: what is on the disk at which moment, who may read it, and what a failure leaves."""
 
 import errno
-import os
-import random
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -106,44 +104,6 @@ def test_a_disk_that_maps_no_files_is_synced_all_the_same(tmp_path: Path, monkey
     (tmp_path / "f").write_bytes(bytes(9000))
     with (tmp_path / "f").open("rb") as file:
         assert list(disk.write_synced(file, [bytes(4000), bytes(5000)], there=True)) == [bytes(4000), bytes(5000)]
-
-
-@pytest.mark.parametrize("refuses", ["nothing", "all", "the second block"])
-@pytest.mark.parametrize("head", [0, 64])
-def test_whole_blocks_go_past_the_cache_and_a_disk_that_refuses_gets_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str, head: int
-) -> None:
-    """Pieces of any size, behind a head of any size, whose place is known only when all of them are there."""
-    blocks, pwritev = list[int](), os.pwritev
-
-    def direct(handle: int, parts: list[memoryview], at: int) -> int:
-        if refuses == "all" or (refuses == "the second block" and blocks):
-            raise OSError(errno.EINVAL, "Invalid argument")
-        blocks.append(at)
-        return pwritev(handle, parts, at)
-
-    monkeypatch.setattr(os, "pwritev", direct)
-    monkeypatch.setattr(disk, "SYNC_BYTES", 2 << 20)
-    draw = random.Random(7)
-    pieces = [draw.randbytes(size) for size in (1, 5000, 3 << 20, 1 << 20, 777, 2 << 20, 4096)]
-    with (tmp_path / "f").open("wb") as file:
-        file.write(bytes(head))
-        assert list(disk.write_synced(file, pieces)) == pieces
-        assert file.tell() == head + sum(map(len, pieces)), "the caller may go on writing"
-        file.seek(0)
-        file.write(b"h" * head)
-    assert (tmp_path / "f").read_bytes() == b"h" * head + b"".join(pieces)
-    assert len(blocks) == {"nothing": 6, "all": 0, "the second block": 1}[refuses]
-    assert all(at % disk.ALIGNED_BYTES == 0 for at in blocks)
-
-
-def test_a_full_disk_is_no_disk_that_refuses_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwritev", full)
-    with pytest.raises(OSError, match="No space left"), (tmp_path / "f").open("wb") as file:
-        list(disk.write_synced(file, [bytes(2 << 20)]))
 
 
 @pytest.mark.parametrize("there", [False, True])

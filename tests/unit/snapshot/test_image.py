@@ -6,7 +6,6 @@ import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -137,31 +136,6 @@ def test_a_disk_copy_is_bit_exact_while_the_tensors_change(tmp_path: Path) -> No
         reader.join()
         ahead.join()
         assert b"".join(found) == save({"t": torch.full((3_000_000,), float(turn))})
-
-
-@pytest.mark.parametrize("refuses", [False, True])
-def test_a_disk_copy_is_the_same_whether_somebody_waits_for_it_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
-) -> None:
-    """The first half ahead, past the cache; the rest through it. Read past the cache, whole pieces and the last one."""
-    ways, keep = list[bool](), DiskRoom.keep
-    if refuses:
-        monkeypatch.setattr("protos.disk.DIRECT", 0)
-
-    def kept(room: DiskRoom, at: int, tile: Any, *, ahead: bool) -> None:
-        ways.append(ahead)
-        keep(room, at, tile, ahead=ahead)
-        if len(ways) == 3:
-            image._waited_for = True
-
-    monkeypatch.setattr(DiskRoom, "keep", kept)
-    tensor = torch.randn(1_300_000)
-    data = save({"t": tensor.clone()})
-    image = Image({"t": tensor}, spare=SpareDisk(tmp_path))
-    image.detach(ahead=True)
-    tensor.fill_(-1.0)
-    assert ways == [True] * 3 + [False] * 2
-    assert b"".join(image.pieces(1 << 20)) == data
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
