@@ -106,11 +106,12 @@ def swarm(values: dict[str, Any], folder: Path) -> dict[str, Any]:
         steps = {name: here.steps(name) for name in ("anchor", *(f"peer-{n}" for n in range(PEERS)))}
         verdict = here.verify()
         command(
+            folder,
             "export",
             here.link,
             str(folder / "model"),
             "--set",
-            "allow_data=true",
+            "allow=data",
             "--yes",
             "--home",
             str(folder / "export"),
