@@ -68,30 +68,23 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_is_help=True)
-app.add_typer(runs, name="run")
-runs.command("fork", epilog=EXIT_CODES)(forks.fork)
-runs.command("check", epilog=EXIT_CODES)(checking.check)
-runs.command("pause", epilog=EXIT_CODES)(run_life.pause)
-runs.command("resume", epilog=EXIT_CODES)(run_life.resume)
-runs.command("finish", epilog=EXIT_CODES)(run_life.finish)
-runs.command("change", epilog=EXIT_CODES)(run_life.change)
-runs.command("show", epilog=EXIT_CODES)(run_life.show)
-runs.command("decay", epilog=EXIT_CODES)(run_life.decay)
-runs.command("archive", epilog=EXIT_CODES)(run_life.archive)
-runs.command("delete", epilog=EXIT_CODES)(run_life.delete)
-app.command("health", epilog=EXIT_CODES)(operator.health)
-app.command("backup", epilog=EXIT_CODES)(backups.backup)
-app.command("restore", epilog=EXIT_CODES)(backups.restore)
-app.add_typer(invites.app, name="invite")
-app.add_typer(peers.app, name="peer")
-app.add_typer(invites.anchor_app, name="anchor")
-app.add_typer(signing.app, name="order")
-app.add_typer(run_life.snapshot_app, name="snapshot")
-app.add_typer(web_app, name="web")
+runs = typer.Typer(help="Create, look at, steer and end runs.", no_args_is_help=True)
+THE_COORDINATOR, RUNS = "The coordinator", "Its runs"
+CREATE, LOOK, STEER, END = "Create a run", "Look at runs", "Steer a run", "End a run, or go back"
+"""Panels of the help, in the order in which a newcomer needs them."""
+for panel, name, group in (
+    (RUNS, "run", runs),
+    (RUNS, "invite", invites.app),
+    (RUNS, "peer", peers.app),
+    (RUNS, "anchor", invites.anchor_app),
+    (RUNS, "snapshot", run_life.snapshot_app),
+    (RUNS, "order", signing.app),
+    (THE_COORDINATOR, "web", web_app),
+):
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=EXIT_CODES, rich_help_panel=THE_COORDINATOR)
 def serve(
     home: Home = None,
     listen: Annotated[str | None, option("listen")] = None,
@@ -106,7 +99,7 @@ def serve(
     as_json: Json = False,
     reflection: Annotated[bool, typer.Option("--reflection", hidden=True)] = False,
 ) -> None:
-    """Serve until Ctrl-C. A coordinator that was stopped or killed continues at the same step with the same --home."""
+    """Start the coordinator, and serve until Ctrl-C. With the same --home it continues at the same step, also after a crash."""
     chosen = settings(
         home=home,
         listen=listen,
@@ -144,7 +137,11 @@ def _ready(home: Path | None, as_json: bool, serving: Any) -> None:
     Console(soft_wrap=True).print(f"{where} In another terminal: {create}. Ctrl-C stops it.", markup=False)
 
 
-@runs.command("create", epilog=EXIT_CODES)
+for done in (operator.health, backups.backup, backups.restore):
+    app.command(epilog=EXIT_CODES, rich_help_panel=THE_COORDINATOR)(done)
+
+
+@runs.command("create", epilog=EXIT_CODES, rich_help_panel=CREATE)
 def create(
     file: Annotated[
         Path | None,
@@ -172,7 +169,10 @@ def create(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Create a run on the coordinator that serves --home, and print its invite link."""
+    """Create a run, and print its invite link. The coordinator of --home has to be serving.
+
+    For strangers: `run example > run.toml`, `run check run.toml`, then `run create run.toml --anchor`.
+    """
     given, file = file, file or Path(os.devnull)
     named = toml_file.read(file, RunConfig).value
     from coordinator.commands.created import create_run, print_created, show_created
@@ -193,14 +193,16 @@ def create(
     show_created(made.invite, config, made.anchor_link, "\n".join(findings.said), home)
 
 
-@runs.command("example", epilog=EXIT_CODES)
+@runs.command("example", epilog=EXIT_CODES, rich_help_panel=CREATE)
 def run_example(
-    everything: Annotated[bool, typer.Option("--all", help="Every key, not only those that people set.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Almost every setting, not only those that people change.")
+    ] = False,
     model: Annotated[
         str | None, typer.Option("--for", metavar="MODEL", help=f"A file for {', '.join(MODELS)}.")
     ] = None,
 ) -> None:
-    """Print a run.toml: the keys that people set, their defaults and what they do. Save it, change it, and create the run."""
+    """Print a run.toml to start from: the settings that people change, their defaults and what they do."""
     from protos.example import COMMON, example
 
     if model is not None:
@@ -209,7 +211,10 @@ def run_example(
         print(example(RunConfig, None if everything else COMMON))
 
 
-@runs.command("invite", epilog=EXIT_CODES)
+runs.command("check", epilog=EXIT_CODES, rich_help_panel=CREATE)(checking.check)
+
+
+@runs.command("invite", epilog=EXIT_CODES, rich_help_panel=LOOK)
 def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """Print the link of a run again. Of a run in admission mode `invite`, it is for looking only."""
     operator = operator_at(home)
@@ -221,7 +226,7 @@ def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
     print(as_line({"run": found.run_id.hex(), "invite": found.link()}) if as_json else found.link())
 
 
-@runs.command("list", epilog=EXIT_CODES)
+@runs.command("list", epilog=EXIT_CODES, rich_help_panel=LOOK)
 def list_runs(
     every: Annotated[bool, typer.Option("--all", help="Archived runs, too.")] = False,
     public: Annotated[
@@ -251,9 +256,16 @@ def list_runs(
     Console().print(table)
 
 
+runs.command("show", epilog=EXIT_CODES, rich_help_panel=LOOK)(run_life.show)
+for steered in (run_life.pause, run_life.resume, run_life.change, run_life.decay):
+    runs.command(epilog=EXIT_CODES, rich_help_panel=STEER)(steered)
+for ended in (run_life.finish, forks.fork, run_life.archive, run_life.delete):
+    runs.command(epilog=EXIT_CODES, rich_help_panel=END)(ended)
+
+
 def main() -> None:
     """Entry point: errors become one clear message and a documented exit code."""
-    add_about(app)
+    add_about(app, THE_COORDINATOR)
     exit_with(app)
 
 
