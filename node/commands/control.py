@@ -174,7 +174,7 @@ def _show(told: dict[str, Any]) -> None:
     print(f"reached  {words.link(told['access'])}")
     print(f"peers    {words.peers(told['access'], told['last'])}")
     for peer, why in told["doors"].items():
-        print(f"refused  the last payload at the door of {words.cut(peer, 16)}: {words.cut(why, 40).replace('_', ' ')}")
+        print(f"refused  the last payload, by the peer {words.cut(peer, 16)}: {words.cut(why, 40).replace('_', ' ')}")
     table = Table("step", "votes", "samples", "why", title="the last steps, the newest first", title_justify="left")
     for fate in told["last"]:
         outcome = Text(fate["outcome"], style=OUTCOME_WORDS.get(fate["outcome"], ""))
