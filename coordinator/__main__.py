@@ -69,28 +69,79 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_is_help=True)
-app.add_typer(runs, name="run")
-runs.command("fork", epilog=EXIT_CODES)(forks.fork)
-runs.command("check", epilog=EXIT_CODES)(checking.check)
-runs.command("pause", epilog=EXIT_CODES)(run_life.pause)
-runs.command("resume", epilog=EXIT_CODES)(run_life.resume)
-runs.command("finish", epilog=EXIT_CODES)(run_life.finish)
-runs.command("change", epilog=EXIT_CODES)(run_life.change)
-runs.command("show", epilog=EXIT_CODES)(run_life.show)
-runs.command("decay", epilog=EXIT_CODES)(run_life.decay)
-runs.command("archive", epilog=EXIT_CODES)(run_life.archive)
-runs.command("delete", epilog=EXIT_CODES)(run_life.delete)
-app.command("health", epilog=EXIT_CODES)(operator.health)
-app.add_typer(peers.invites, name="invite")
-app.add_typer(peers.app, name="peer")
-app.add_typer(peers.anchor_app, name="anchor")
-app.add_typer(signing.app, name="order")
-app.add_typer(run_life.snapshot_app, name="snapshot")
-app.add_typer(web_app, name="web")
+runs = typer.Typer(help="Create, look at, steer and end runs.", no_args_is_help=True)
+THE_COORDINATOR, RUNS = "The coordinator", "Its runs"
+CREATE, LOOK, STEER, END = "Create a run", "Look at runs", "Steer a run", "End a run, or go back"
+"""Panels of the help, in the order in which a newcomer needs them."""
+for panel, name, group in (
+    (RUNS, "run", runs),
+    (RUNS, "invite", peers.invites),
+    (RUNS, "peer", peers.app),
+    (RUNS, "anchor", peers.anchor_app),
+    (RUNS, "snapshot", run_life.snapshot_app),
+    (RUNS, "order", signing.app),
+    (THE_COORDINATOR, "web", web_app),
+):
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=EXIT_CODES, rich_help_panel=THE_COORDINATOR)
+def serve(
+    home: Home = None,
+    listen: Annotated[str | None, option("listen")] = None,
+    advertise: Annotated[str | None, option("advertise")] = None,
+    database: Annotated[str | None, option("database")] = None,
+    metrics_listen: Annotated[str | None, option("metrics_listen")] = None,
+    web_listen: Annotated[str | None, option("web_listen")] = None,
+    web_host: Annotated[list[str] | None, option("web_hosts", "--web-host", note="repeatable")] = None,
+    operator_web_listen: Annotated[str | None, option("operator_web_listen")] = None,
+    operator_web_host: Annotated[str | None, option("operator_web_host")] = None,
+    trace: Annotated[bool | None, option("trace", "--trace")] = None,
+    as_json: Json = False,
+    reflection: Annotated[bool, typer.Option("--reflection", hidden=True)] = False,
+) -> None:
+    """Start the coordinator, and serve until Ctrl-C. With the same --home it continues at the same step, also after a crash."""
+    chosen = settings(
+        home=home,
+        listen=listen,
+        advertise=advertise,
+        database=database,
+        metrics_listen=metrics_listen,
+        web_listen=web_listen,
+        web_hosts=tuple(web_host) if web_host else None,
+        operator_web_listen=operator_web_listen,
+        operator_web_host=operator_web_host,
+        trace=trace,
+    )
+    configure_logging(as_json=as_json)
+    if reflection:
+        print(f"--reflection {REMOVED['reflection']}", file=sys.stderr)
+    from coordinator.serving.served_coordinator import serve as serve_forever
+
+    _collect_rarely()
+    asyncio.run(serve_forever(chosen, partial(_ready, home, as_json)))
+
+
+def _collect_rarely() -> None:
+    """A swarm's state is large and has no cycles, and a search for cycles stops the clock for a tenth of a second (ADR 57)."""
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
+
+
+def _ready(home: Path | None, as_json: bool, serving: Any) -> None:
+    """Say that the coordinator serves, and what to do next."""
+    if as_json:
+        print_json({"event": "serving", **asdict(serving)})
+        return
+    create = f"swarmentum-coordinator run create{f' --home {shlex.quote(str(home))}' if home else ''}"
+    where = f"Coordinator serves at {serving.advertise}."
+    Console(soft_wrap=True).print(f"{where} In another terminal: {create}. Ctrl-C stops it.", markup=False)
+
+
+app.command(epilog=EXIT_CODES, rich_help_panel=THE_COORDINATOR)(operator.health)
+
+
+@app.command(epilog=EXIT_CODES, rich_help_panel=THE_COORDINATOR)
 def backup(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The backup. A person who has it can act as this coordinator.")
@@ -112,7 +163,7 @@ def backup(
     print(f"{file}: {steps}. Keep it as you keep a private key.")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=EXIT_CODES, rich_help_panel=THE_COORDINATOR)
 def restore(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The backup to restore into --home.")] = None,
     go_on: Annotated[
@@ -151,60 +202,7 @@ def restore(
     print("5. Start it again.")
 
 
-@app.command(epilog=EXIT_CODES)
-def serve(
-    home: Home = None,
-    listen: Annotated[str | None, option("listen")] = None,
-    advertise: Annotated[str | None, option("advertise")] = None,
-    database: Annotated[str | None, option("database")] = None,
-    metrics_listen: Annotated[str | None, option("metrics_listen")] = None,
-    web_listen: Annotated[str | None, option("web_listen")] = None,
-    web_host: Annotated[list[str] | None, option("web_hosts", "--web-host", note="repeatable")] = None,
-    operator_web_listen: Annotated[str | None, option("operator_web_listen")] = None,
-    operator_web_host: Annotated[str | None, option("operator_web_host")] = None,
-    trace: Annotated[bool | None, option("trace", "--trace")] = None,
-    as_json: Json = False,
-    reflection: Annotated[bool, typer.Option("--reflection", hidden=True)] = False,
-) -> None:
-    """Serve until Ctrl-C. A coordinator that was stopped or killed continues at the same step with the same --home."""
-    chosen = settings(
-        home=home,
-        listen=listen,
-        advertise=advertise,
-        database=database,
-        metrics_listen=metrics_listen,
-        web_listen=web_listen,
-        web_hosts=tuple(web_host) if web_host else None,
-        operator_web_listen=operator_web_listen,
-        operator_web_host=operator_web_host,
-        trace=trace,
-    )
-    configure_logging(as_json=as_json)
-    if reflection:
-        print(f"--reflection {REMOVED['reflection']}", file=sys.stderr)
-    from coordinator.serving.served_coordinator import serve as serve_forever
-
-    _collect_rarely()
-    asyncio.run(serve_forever(chosen, partial(_ready, home, as_json)))
-
-
-def _collect_rarely() -> None:
-    """A swarm's state is large and has no cycles, and a search for cycles stops the clock for a tenth of a second (ADR 57)."""
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
-
-
-def _ready(home: Path | None, as_json: bool, serving: Any) -> None:
-    """Say that the coordinator serves, and what to do next."""
-    if as_json:
-        print_json({"event": "serving", **asdict(serving)})
-        return
-    create = f"swarmentum-coordinator run create{f' --home {shlex.quote(str(home))}' if home else ''}"
-    where = f"Coordinator serves at {serving.advertise}."
-    Console(soft_wrap=True).print(f"{where} In another terminal: {create}. Ctrl-C stops it.", markup=False)
-
-
-@runs.command("create", epilog=EXIT_CODES)
+@runs.command("create", epilog=EXIT_CODES, rich_help_panel=CREATE)
 def create(
     file: Annotated[
         Path | None,
@@ -232,7 +230,10 @@ def create(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Create a run on the coordinator that serves --home, and print its invite link."""
+    """Create a run, and print its invite link. The coordinator of --home has to be serving.
+
+    For strangers: `run example > run.toml`, `run check run.toml`, then `run create run.toml --anchor`.
+    """
     given, file = file, file or Path(os.devnull)
     named = toml_file.read(file, RunConfig).value
     from coordinator.commands.created import create_run, print_created, show_created
@@ -253,14 +254,16 @@ def create(
     show_created(made.invite, config, made.anchor_link, "\n".join(findings.said), home)
 
 
-@runs.command("example", epilog=EXIT_CODES)
+@runs.command("example", epilog=EXIT_CODES, rich_help_panel=CREATE)
 def run_example(
-    everything: Annotated[bool, typer.Option("--all", help="Every key, not only those that people set.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Almost every setting, not only those that people change.")
+    ] = False,
     model: Annotated[
         str | None, typer.Option("--for", metavar="MODEL", help=f"A file for {', '.join(MODELS)}.")
     ] = None,
 ) -> None:
-    """Print a run.toml: the keys that people set, their defaults and what they do. Save it, change it, and create the run."""
+    """Print a run.toml to start from: the settings that people change, their defaults and what they do."""
     from protos.example import COMMON, example
 
     if model is not None:
@@ -269,7 +272,10 @@ def run_example(
         print(example(RunConfig, None if everything else COMMON))
 
 
-@runs.command("invite", epilog=EXIT_CODES)
+runs.command("check", epilog=EXIT_CODES, rich_help_panel=CREATE)(checking.check)
+
+
+@runs.command("invite", epilog=EXIT_CODES, rich_help_panel=LOOK)
 def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """Print the link of a run again. Of a run in admission mode `invite`, it is for looking only."""
     operator = operator_at(home)
@@ -281,7 +287,7 @@ def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
     print(as_line({"run": found.run_id.hex(), "invite": found.link()}) if as_json else found.link())
 
 
-@runs.command("list", epilog=EXIT_CODES)
+@runs.command("list", epilog=EXIT_CODES, rich_help_panel=LOOK)
 def list_runs(
     every: Annotated[bool, typer.Option("--all", help="Archived runs, too.")] = False,
     public: Annotated[
@@ -311,9 +317,16 @@ def list_runs(
     Console().print(table)
 
 
+runs.command("show", epilog=EXIT_CODES, rich_help_panel=LOOK)(run_life.show)
+for steered in (run_life.pause, run_life.resume, run_life.change, run_life.decay):
+    runs.command(epilog=EXIT_CODES, rich_help_panel=STEER)(steered)
+for ended in (run_life.finish, forks.fork, run_life.archive, run_life.delete):
+    runs.command(epilog=EXIT_CODES, rich_help_panel=END)(ended)
+
+
 def main() -> None:
     """Entry point: errors become one clear message and a documented exit code."""
-    add_about(app)
+    add_about(app, THE_COORDINATOR)
     exit_with(app)
 
 

@@ -47,30 +47,19 @@ app = typer.Typer(
     add_completion=False,
 )
 Command = TypeVar("Command", bound=Callable[..., Any])
-RUN_A_PEER, READ_A_RUN, OPERATE, DEVELOP = "Run a peer", "Read a run", "Operate a run", "Try and develop"
-"""Panels of the help, by the kinds of people."""
+TAKE_PART, LOOK, PROVE = "Take part", "Look at a run, and take its model", "Prove a run"
+OPERATE, DEVELOP = "Prepare and operate a run", "Try and develop"
+"""Panels of the help, in the order in which a newcomer needs them."""
 
 
 def _command(panel: str, name: str | None = None) -> Callable[[Command], Command]:
     return app.command(name, epilog=EXIT_CODES, rich_help_panel=panel, cls=SettingCommand)
 
 
-_command(RUN_A_PEER)(join)
-for command in (me, pause, resume, finish, leave):
-    _command(RUN_A_PEER)(command)
-_command(RUN_A_PEER, "set")(set_)
-app.add_typer(service.app, name="service", rich_help_panel=RUN_A_PEER)
-_command(READ_A_RUN)(runs)
-_command(READ_A_RUN)(export)
-_command(READ_A_RUN, "audit-folder")(audit_folder)
-_command(READ_A_RUN)(evaluate)
-_command(OPERATE)(anchor)
-app.add_typer(dataset.app, name="data", rich_help_panel=OPERATE)
-for gone, said in (("push", push), ("owner", owner)):
-    app.command(gone, **HIDDEN)(said)
+_command(TAKE_PART)(join)
 
 
-@_command(RUN_A_PEER)
+@_command(TAKE_PART)
 @leaving_at_once()  # it has nothing to save
 @with_settings("home", "device", "threads", "listen", "data", "allow_code", "allow_data")
 def doctor(
@@ -79,7 +68,7 @@ def doctor(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check whether this machine can take part (in a run), what it would give, and what to do first. Joins nothing."""
+    """Check whether this machine can take part (exit code 1: it cannot), what it would give, and what to do. Joins nothing."""
     need_node_extra()
     configure_logging(as_json=as_json, verbose=verbose)
     with many_imports(said=not as_json):
@@ -88,7 +77,17 @@ def doctor(
     raise typer.Exit(examine(settings(), None if invite is None else link_from(invite), as_json=as_json))
 
 
-@_command(READ_A_RUN)
+for command in (me, pause, resume, leave, finish):
+    _command(TAKE_PART)(command)
+_command(TAKE_PART, "set")(set_)
+app.add_typer(service.app, name="service", rich_help_panel=TAKE_PART)
+_command(OPERATE)(anchor)
+app.add_typer(dataset.app, name="data", rich_help_panel=OPERATE)
+for gone, said in (("push", push), ("owner", owner)):
+    app.command(gone, **HIDDEN)(said)
+
+
+@_command(LOOK)
 def status(
     invite: InviteLink,
     live: Annotated[bool, typer.Option("--watch", help="Keep looking: a line for each change.")] = False,
@@ -109,21 +108,21 @@ def status(
         show(values)
 
 
-@_command(READ_A_RUN)
+@_command(PROVE)
 def watch(
     invite: InviteLink,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many log entries.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Stop after this time.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Follow a run with an independent implementation (py-libp2p) that checks every signature and the hash chain."""
+    """Follow a run live, and check every signature and the hash chain with another implementation (py-libp2p)."""
     configure_logging(as_json=as_json)
     from node.watch.watch_command import run
 
     raise typer.Exit(run(link_from(invite), as_json=as_json, steps=steps, seconds=seconds))
 
 
-@_command(READ_A_RUN)
+@_command(LOOK)
 @leaving_at_once()  # a signal ends the program at once, until the program handles signals itself
 def web(
     invites: Annotated[
@@ -145,7 +144,11 @@ def web(
     show_page(invites, listen, host or (), as_json=as_json)
 
 
-@_command(READ_A_RUN, "export-page")
+for panel, reader in ((LOOK, runs), (LOOK, export), (LOOK, evaluate), (PROVE, audit_folder)):
+    _command(panel)(reader)
+
+
+@_command(LOOK, "export-page")
 @leaving_at_once()  # what is written so far is no page yet
 def export_page(
     invite: InviteLink,
@@ -179,9 +182,9 @@ def relay(
     asyncio.run(serve(chosen.home, chosen.overlay(), as_json))
 
 
-@_command(RUN_A_PEER, "settings")
+@_command(TAKE_PART, "settings")
 def settings_() -> None:
-    """Print a swarmentum.toml: every setting of a peer, its default, its values and what it does."""
+    """Print every setting of a peer with its default, its values and what it does, as a swarmentum.toml."""
     from node.config import peer_settings
 
     for it in peer_settings():
@@ -238,7 +241,7 @@ def demo(
     raise typer.Exit(run_demo(options))
 
 
-@_command(READ_A_RUN)
+@_command(PROVE)
 def verify(
     run: Annotated[
         str,
@@ -263,7 +266,7 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Replay an archived run and check every signature, hash and digest, and the exported weights, bit for bit."""
+    """Replay an archived run and check signatures, hashes, digests and exported weights. Exit code 1: a step does not hold."""
     need_node_extra()
     configure_logging(as_json=as_json)
     with many_imports(said=not as_json):
@@ -277,7 +280,7 @@ def verify(
     raise typer.Exit(0 if verdict.ok else 1)
 
 
-@_command(READ_A_RUN)
+@_command(PROVE)
 def mirror(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A demo's output folder, a peer's home, or an archive.")],
     address: Annotated[
@@ -285,14 +288,14 @@ def mirror(
     ],
     as_json: Json = False,
 ) -> None:
-    """Copy a run's archive to a folder or a bucket, from where anybody can `verify` it. Again: only what is new."""
+    """Copy a run's archive to a folder or a bucket, from where anybody can `verify` it. A second copy adds what is new."""
     need_node_extra()
     from node.commands.copies import copy_archive
 
     copy_archive(run, address, as_json=as_json)
 
 
-@_command(READ_A_RUN)
+@_command(PROVE)
 def ledger(
     run: Annotated[
         str,
@@ -322,7 +325,7 @@ def ledger(
         show(found)
 
 
-@_command(READ_A_RUN, "export-log")
+@_command(PROVE, "export-log")
 @leaving_at_once()  # what is written so far is no log yet
 def export_log(
     invite: InviteLink, file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")], as_json: Json = False

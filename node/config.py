@@ -50,10 +50,10 @@ class PeerSettings(LiveSettings):
     """Samples in one forward pass. A smaller value needs less memory, and does not change the gradient."""
 
     memory: Literal["auto", "full", "small", "host", "stream"] = "auto"
-    """What this peer's own state takes. `full`: 28 bytes a parameter on a CPU, 16 on a card. `small`: 6.5 and 6, and 2 to 3
+    """What this peer's own state takes. `full`: 28.5 bytes a parameter on a CPU, 18 on a GPU. `small`: 6.5 and 8, and 2 to 3
     more where a step has several micro-batches; votes differ a little, and saving waits for the disk. `host`: bf16 weights on
-    the card (2), all else in main memory (6.5), where the optimizer runs. `stream`: the weights of two layers at a time on the
-    card. `auto`: the first of these that fits; host and stream only with CUDA. Other peers notice nothing."""
+    the GPU (2), all else in main memory (6.5), where the optimizer runs. `stream`: the weights of two layers at a time on the
+    GPU. `auto`: the first of these that fits; host and stream only with CUDA. Other peers notice nothing."""
 
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time. The
@@ -64,7 +64,7 @@ class PeerSettings(LiveSettings):
 
     vote_size: int | str | None = Field(default="25%", title="a whole number from 2 to 2,048, or a part such as 25%")
     """Size of this peer's votes. A part: up to five times the bytes of the run's votes, which learns more per step, while they
-    reach the slowest peer within this part of this peer's time for computing; fewer bytes where the line is slow. With
+    reach the slowest peer within this part of this peer's time for computing; fewer bytes over a slow uplink. With
     upload_gb, never more than the run's. `off`: the run's group_size, top_k or one_in, whichever its selection has. A number:
     this, in their place."""
 

@@ -75,7 +75,7 @@ def _without_scheme(text: str, plain: str) -> bytes:
         data = _checked([word]) if len(word) >= CODED_CHARACTERS_MIN else None
         if data is not None:
             return data
-    raise OperatorError(f"not an invite link: it starts with {SCHEME}, got {text[:32]!r}")
+    raise OperatorError(f"{text[:32]!r} is not an invite link, which starts with {SCHEME}")
 
 
 def _plain(text: str) -> str:

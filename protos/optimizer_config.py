@@ -172,8 +172,9 @@ class OptimizerConfig(Section):
     """Of method paper: the longest side of a chunk."""
 
     lr: float = Field(default=2e-3, gt=0, le=2)
-    """Peak learning rate. With base muon (the default) `run create` takes 4e-3, and less above 0.9 M parameters
-    (docs/optimizers.md). With base sign 2e-3 was best at 0.66 M. With local steps it is the outer one: about 0.7."""
+    """Peak learning rate. By default `run create` computes it: 4e-3 for base muon, less above 0.9 M parameters, and more above
+    1,024 tokens a step (docs/optimizers.md). With base sign 2e-3 was best at 0.66 M. With local steps it is the outer one:
+    about 0.7."""
 
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Shape of the learning rate after the warm-up. `wsd` stays at `lr`, and decays in the last `decay_steps`

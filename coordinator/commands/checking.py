@@ -324,7 +324,7 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
         most = most_bytes(own, config.optimizer.selection, clock.snapshot_every, clock.max_peers)
         if most > own:
             yield (
-                "where all lines carry it",
+                "while all uplinks have room",
                 f"up to {amount(most)} a payload, and {most / own:.2g} times the traffic (vote_size)",
             )
         memory = "not known before the model is built" if cost.memory_bytes is None else amount(cost.memory_bytes)
@@ -333,9 +333,9 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
             yield "memory = small, at least", amount(cost.least_memory_bytes)
         if facts.host_card_bytes is not None and facts.host_main_bytes is not None:
             card, main = amount(facts.host_card_bytes), amount(facts.host_main_bytes)
-            yield "or with memory = host", f"{card} of a card, {main} of main memory"
+            yield "or with memory = host", f"{card} of a GPU, {main} of main memory"
             if facts.stream_card_bytes is not None:
-                yield "or with memory = stream", f"{amount(facts.stream_card_bytes)} of a card, {main} of main memory"
+                yield "or with memory = stream", f"{amount(facts.stream_card_bytes)} of a GPU, {main} of main memory"
         if cost.copies_bytes is not None:
             yield "main memory for copies", amount(cost.copies_bytes)
         if cost.disk_bytes is not None:
@@ -345,7 +345,7 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
             yield f"to join at {_rates(DOWN_MBIT)} down", _times(cost.join_seconds)
         yield "the whole run", duration(cost.run_seconds)
         for card, seconds in cost.computing_seconds.items():
-            yield f"its computing on {cost.peers} x {card} (arithmetic)", duration(seconds)
+            yield f"compute time on {cost.peers} x {card} (estimate)", duration(seconds)
     tokens = config.clock.steps * config.clock.batch_samples * config.data.context
     yield "steps, tokens", f"{config.clock.steps:,}, {tokens:,}"
     yield f"learning rate, to {config.optimizer.lr:g}", curve(config)

@@ -232,8 +232,8 @@ def adds_up(config: RunConfig) -> bool:
 
 
 _NO_ANCHOR = (
-    "This run is open and has no anchor: strangers with free identities can stop it, and only peers with a tenure decide "
-    "about its state. For a public run use `run create --anchor`, and run the anchor that it prints."
+    "This run is open and has no anchor: strangers with free identities can stop it. For a public run use `run create "
+    "--anchor`, and start the anchor that it prints."
 )
 
 

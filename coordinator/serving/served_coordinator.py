@@ -302,7 +302,7 @@ async def _listen(
     except RuntimeError as error:
         await server.stop(None)
         raise OperatorError(
-            f"--listen {settings.listen}: cannot listen there ({error}); is the port in use? port 0 takes a free one"
+            f"--listen {settings.listen}: cannot listen there; is the port in use? port 0 takes a free one"
         ) from error
     await server.start()
     return server, port, gate

@@ -23,7 +23,7 @@ Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default
 Device = Annotated[
     str | None,
     typer.Option(
-        help="Where one `join` runs peers on several devices: the peer of this one, such as cuda:1 (default: all)."
+        help="If one `join` runs a peer on each of several devices: the device of one peer, such as cuda:1 (default: all)."
     ),
 ]
 OUTCOME_WORDS = {"accepted": "green", "paused": "yellow", "skipped": "red", "refused": "red", "late": "yellow"}
@@ -35,7 +35,7 @@ def me(
     steps: Annotated[int, typer.Option(min=1, max=100, help="How many of the last steps to show.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Show what a peer on this machine does: its step, its share, and what became of its votes in each of the last steps."""
+    """Show what a peer on this machine does: its step, its share, and whether its votes of the last steps count."""
     _each(home, device, "me", print_json if as_json else _show, steps=steps)
 
 
@@ -48,7 +48,7 @@ def pause(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Stop the training of a peer on this machine. The peer stays in the run, applies the log, and keeps its place."""
+    """Pause the training of a peer on this machine. The peer stays in the run, follows it, and keeps its place."""
     if until is not None:
         from node.donor.owner_machine import zone_fault
 
@@ -69,13 +69,13 @@ def resume(home: Home = None, device: Device = None, as_json: Json = False) -> N
 
 
 def finish(home: Home = None, device: Device = None, as_json: Json = False) -> None:
-    """Let a peer end after the open step, when the log has decided about its votes."""
+    """End a peer on this machine after its open step, so that its votes still count."""
     said = "ending after the open step (the last one applied is {step})"
     _each(home, device, "finish", print_json if as_json else _says(said))
 
 
 def leave(home: Home = None, device: Device = None, as_json: Json = False) -> None:
-    """Let a peer end now, as Ctrl-C in its terminal does."""
+    """End a peer on this machine now, as Ctrl-C in its terminal does. `finish` waits for the open step."""
     _each(home, device, "leave", print_json if as_json else _says("leaving at step {step}"))
 
 
@@ -83,13 +83,18 @@ def set_(
     key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="The setting; without it, all are shown.")] = None,
     value: Annotated[
         str | None,
-        typer.Argument(metavar="[VALUE]", help="Its new value; off: no limit; default: forget what `set` kept."),
+        typer.Argument(
+            metavar="[VALUE]", help="Its new value; off: no limit; default: forget the value that `set` stored."
+        ),
     ] = None,
     home: Home = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Change a setting of a peer on this machine while it runs, and keep it. Without a value, show the settings."""
+    """Change a setting of a running peer on this machine, and keep it. Without a value, show what can be changed.
+
+    Example: `swarmentum set upload_mbit 5`. `swarmentum settings` prints all settings, also those that need a restart.
+    """
 
     def show(told: dict[str, Any]) -> None:
         if value is None:
@@ -168,7 +173,7 @@ def _show(told: dict[str, Any]) -> None:
     print(f"reached  {words.link(told['access'])}")
     print(f"peers    {words.peers(told['access'], told['last'])}")
     for peer, why in told["doors"].items():
-        print(f"refused  the last payload at the door of {words.cut(peer, 16)}: {words.cut(why, 40).replace('_', ' ')}")
+        print(f"refused  the last payload, by the peer {words.cut(peer, 16)}: {words.cut(why, 40).replace('_', ' ')}")
     table = Table("step", "votes", "samples", "why", title="the last steps, the newest first", title_justify="left")
     for fate in told["last"]:
         outcome = Text(fate["outcome"], style=OUTCOME_WORDS.get(fate["outcome"], ""))

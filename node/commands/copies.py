@@ -80,7 +80,7 @@ def export(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a run's model as it is now to a folder, with a card that says how to verify it. Needs no GPU and no data."""
+    """Write a run's model as it is now to a folder for Hugging Face, with a model card. Needs no GPU and no data."""
     need_node_extra()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(as_json=as_json, verbose=verbose)

@@ -65,7 +65,7 @@ class DemoOptions:
 def run_toml(options: DemoOptions, bootstrap: str) -> str:
     """The demo's run.toml: the default model and small batches. A user can begin a run of one's own with it."""
     source = "stdlib" if options.data is None else str(options.data.resolve())
-    return f"""# The run that `swarmentum demo` made. Every key is optional; docs/operating.md lists them all.
+    return f"""# The run that `swarmentum demo` made. Every key is optional; `run example --all` explains them.
 name = "demo"
 seed = {options.seed}
 

@@ -56,7 +56,10 @@ def join(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Take part in a run until it is finished. Ctrl-C leaves cleanly; the other peers go on."""
+    """Take part in a run until it is finished. Ctrl-C leaves cleanly; the other peers go on.
+
+    Example: `swarmentum join swarmentum://... --upload-mbit 5 --export ./model`. Check this machine first: `swarmentum doctor`.
+    """
     need_node_extra()
     # A donor's machine has other work too, so waiting threads sleep instead of spinning. OpenMP reads this when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -225,9 +225,8 @@ def _instead(name: str, key: str, value: str) -> str:
 
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 failed (demo: digests differ or the loss did not fall; verify: a step does not hold; "
-    "doctor: this machine cannot take part), 2 wrong use or configuration, "
-    "3 unreachable, 4 refused, 5 replicas differ, 130 interrupted (left cleanly)."
+    "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 unreachable, 4 refused, 5 replicas differ, "
+    "130 interrupted (left cleanly)."
 )
 InviteLink = Annotated[
     str, typer.Argument(metavar="INVITE", help="The run's invite link, swarmentum://..., or - to read it from stdin.")

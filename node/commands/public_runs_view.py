@@ -37,7 +37,7 @@ def runs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the runs of a public list: what is trained, free places, and the line to join. Each coordinator signed its own."""
+    """Show the runs of a public list: what each trains, its free places, and the command that joins it."""
     if source is None:
         raise OperatorError("name a list of runs, an https address or a file: there is no list that everybody uses")
     try:

@@ -93,7 +93,7 @@ def show(values: dict[str, Any]) -> None:
     loss = "-" if values["loss"] is None else f"{values['loss']:.4f}"
     console = Console()
     head = Text(values["name"], style="bold")
-    console.print(head.append(f" ({values['run'][:16]}): {values['phase']}, {values['reason']}", style="not bold"))
+    console.print(head.append(f" ({values['run'][:16]}): {_phase(values)}", style="not bold"))
     console.print(
         f"step {values['step']} of {values['steps']}, loss {loss}, head {values['head'][:16]}", highlight=False
     )
@@ -182,11 +182,17 @@ async def _lines(invite: Invite, *, as_json: bool) -> None:
             await asyncio.sleep(LINE_SECONDS)
 
 
+def _phase(values: dict[str, Any]) -> str:
+    """The phase and why. The reason of a finished run says the phase, too."""
+    phase, reason = str(values["phase"]), str(values["reason"])
+    return reason if reason.startswith(phase) else f"{phase}, {reason}"
+
+
 def _line(values: dict[str, Any]) -> str:
     loss = "-" if values["loss"] is None else f"{values['loss']:.4f}"
     peers = "1 peer" if len(values["peers"]) == 1 else f"{len(values['peers'])} peers"
     where = f"step {values['step']} of {values['steps']}, loss {loss}, {peers}"
-    return f"{where}, {amount(values['payload_bytes'])} of votes: {values['phase']}, {values['reason']}"
+    return f"{where}, {amount(values['payload_bytes'])} of votes: {_phase(values)}"
 
 
 def status(link: str) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def call(home: Path, command: str, **values: Any) -> dict[str, Any]:
         address, secret = ("127.0.0.1", int(door["port"])), str(door["secret"])
     except FileNotFoundError:
         raise NetworkError(
-            f"no peer runs with the home {home}: start it with `swarmentum join`, or give its --home"
+            f"no peer runs with the home {home}: start it with `swarmentum join`, or give its --home (a start takes a minute)"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OperatorError(f"{path}: cannot be read: {error}; start the peer again, which writes it anew") from error

@@ -249,5 +249,5 @@ def contribution(found: Found) -> Line:
         Severity.OK,
         f"about {told.samples_a_step:.1f} samples a step of {told.step_seconds:.2g} s, {100 * told.share:.0f} % of the swarm, "
         f"{amount(told.up_bytes_an_hour)} an hour up, {amount(told.down_bytes_an_hour)} an hour down"
-        + (f"; up to {more:.2g} times as much while all lines carry it (vote_size)" if more > 1 else ""),
+        + (f"; up to {more:.2g} times as much while all uplinks have room (vote_size)" if more > 1 else ""),
     )

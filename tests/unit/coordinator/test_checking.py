@@ -323,9 +323,9 @@ def test_costs_are_of_one_peer() -> None:
     assert cost.exchange_seconds == {"5": 0.013, "20": 0.003, "100": 0.001}
     assert cost.join_seconds == {"20": 2.0, "100": 0.4, "1000": 0.0}
     shown = dict(rows_of(config, facts, cost))
-    assert shown["where all lines carry it"] == "up to 10 kB a payload, and 5 times the traffic (vote_size)"
-    assert shown["or with memory = host"] == "2.5 kB of a card, 7.0 kB of main memory"
-    assert shown["or with memory = stream"] == "900 B of a card, 7.0 kB of main memory"
+    assert shown["while all uplinks have room"] == "up to 10 kB a payload, and 5 times the traffic (vote_size)"
+    assert shown["or with memory = host"] == "2.5 kB of a GPU, 7.0 kB of main memory"
+    assert shown["or with memory = stream"] == "900 B of a GPU, 7.0 kB of main memory"
     whole = replace(facts, stream_card_bytes=None)
     assert "or with memory = stream" not in dict(rows_of(config, whole, cost)), "its blocks cannot come and go"
     assert shown["a step's votes at 5, 20, 100 Mbit/s up"] == "0.013 s, 0.003 s, 0.001 s"

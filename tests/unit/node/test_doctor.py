@@ -261,7 +261,7 @@ def test_the_prediction_follows_speed() -> None:
     assert "16.0 samples a step of 2 s, 25 % of the swarm" in run_lines.contribution(FOUND).text
     assert run_lines.contribution(FOUND).text.endswith("an hour down"), "votes of one size"
     larger = replace(FOUND, seat=replace(SEAT, most_bytes=35_000))
-    assert "up to 5 times as much while all lines carry it (vote_size)" in run_lines.contribution(larger).text
+    assert "up to 5 times as much while all uplinks have room (vote_size)" in run_lines.contribution(larger).text
     unknown = replace(FOUND, seat=replace(SEAT, samples_per_second=None))
     assert run_lines.contribution(unknown).verdict is Severity.UNKNOWN
 

@@ -26,7 +26,7 @@ def test_help_of_a_command_is_that_of_its_option(program: str, words: tuple[str,
     done = run(program, "help", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == run(program, *words, "--help").stdout.strip()
-    assert ("Run a peer" if program == "node" else "Commands") in run(program, "help").stdout
+    assert ("Take part" if program == "node" else "The coordinator") in run(program, "help").stdout
     refused = run(program, "help", "nope")
     assert refused.returncode == 2
     assert "there is no command 'nope'" in refused.stderr
