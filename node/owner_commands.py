@@ -19,7 +19,7 @@ import structlog
 
 from node.control.control_server import SECONDS_MAX, Answer, Ending
 from node.control.vote_history import STEPS_KEPT
-from node.donor.owner_settings import KEYS
+from node.donor.owner_settings import KEYS, unchangeable
 from node.model.device import Meter
 from node.terminal.stage import RecentLogLines
 from node.training.loop import Trainer
@@ -242,7 +242,7 @@ class Commands:
         if not isinstance(key, str) or not isinstance(value, str | None):
             raise ValueError(f"{key!r} {value!r}: give the key and the value as text")
         if key not in KEYS:
-            raise ValueError(f"{key!r} cannot be changed while the peer runs; these can: {', '.join(KEYS)}")
+            raise ValueError(unchangeable(key))
         if value is None:
             return {"settings": [self._lent.live.row(key)], "note": ""}
         row, note = self._lent.live.change(key, value)

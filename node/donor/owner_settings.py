@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -201,10 +202,17 @@ GONE: Final[Mapping[str, str]] = {"overlay_memory_gb": "the machine's memory dec
 CONDITIONS = ("hours", "only_on_mains", "only_when_idle", "not_beside_other_gpu_programs")
 
 
+def unchangeable(key: str) -> str:
+    """Why a running peer does not change `key`, with the names that it may have meant."""
+    near = get_close_matches(key, KEYS, n=1, cutoff=0.8)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{key!r} cannot be changed while the peer runs; {meant}these can: {', '.join(KEYS)}"
+
+
 def with_value(values: LiveSettings, key: str, given: object) -> LiveSettings:
     """The settings with one value changed. ValueError says the key, the value and what was expected."""
     if key not in KEYS:
-        raise ValueError(f"{key!r} cannot be changed while the peer runs; these can: {', '.join(KEYS)}")
+        raise ValueError(unchangeable(key))
     try:
         return LiveSettings.model_validate({**values.model_dump(), key: given})
     except ValidationError as error:

@@ -54,6 +54,7 @@ def test_a_home_with_a_setting_that_is_gone_still_starts_and_says_so(tmp_path: P
         ("threads", "0", "threads = '0': expected is a whole number from 1 to 1,024, or off"),
         ("nice", "-5", "nice = '-5': expected is a whole number from 0 to 19, or off"),
         ("device", "cpu", "'device' cannot be changed while the peer runs; these can: threads, nice"),
+        ("thread", "4", "'thread' cannot be changed while the peer runs; did you mean threads? these can: "),
     ],
 )
 def test_a_wrong_value_names_the_key_the_value_and_what_was_expected(
