@@ -52,6 +52,7 @@ async def fetching(
     holders: dict[bytes, Handler], refused: Callable[[Refusal], None] = lambda refusal: None
 ) -> AsyncIterator[BlobFetcher]:
     running: set[asyncio.Task[Any]] = set()
+    writers: set[asyncio.StreamWriter] = set()
 
     def closing(handle: Handler) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         async def whole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,6 +61,7 @@ async def fetching(
 
         def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.ensure_future(whole(reader, writer))
+            writers.add(writer)
             running.add(task)  # at once: a task that is cancelled before its first turn closes nothing itself
             task.add_done_callback(lambda _: writer.close())
 
@@ -83,4 +85,6 @@ async def fetching(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()  # one with bytes that nobody takes any more would stay open past the loop's end
         await asyncio.sleep(0)  # transports close in the loop's next turn
