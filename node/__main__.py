@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -372,15 +371,15 @@ def start_from(
     """Store a model as the state that a new run starts from; `swarmentum-coordinator run create --from` names it in the run."""
     need_node_extra()
     with many_imports(said=not as_json):
-        from node.commands.start_from import start_from as started
+        from node.commands import start_from as starting
         from node.config import load_settings
     from protos import toml_file
-    from protos.disk import write_bytes
     from protos.run_config import RunConfig
 
+    starting.check_out(out)
     settings = load_settings(home=home, allow_code=allow_code or None)
-    values = started(toml_file.load(file, RunConfig), model, settings).values()
-    write_bytes(out, json.dumps(values, indent=1).encode())
+    values = starting.start_from(toml_file.load(file, RunConfig), model, settings).values()
+    starting.write_out(out, values)
     if as_json:
         print_json({**values, "file": str(out)})
         return

@@ -59,7 +59,7 @@ def export(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FOLDER]", help="A new folder, or one of an earlier export (default with a hub: in --home)."
+            metavar="[FOLDER]", help="A new or empty folder, or an earlier export (default with a hub: in --home)."
         ),
     ] = None,
     every: Annotated[

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -31,11 +32,12 @@ from node.optim.given_groups import unwrapped_name
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
 from node.training.replica import BASE_PREFIX, Replica
+from protos.disk import write_bytes
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal, TokenizerError
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.run_config import RunConfig, config_from_json
-from protos.start import MODEL_KEY, MODEL_STEP, StartingState, start_values
+from protos.start import MODEL_KEY, MODEL_STEP, StartingState, start_from_values, start_values
 from protos.v1 import log_pb2
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -43,6 +45,7 @@ CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 ADAPTERS: Final = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 """What peft writes; transformers adds it to the weights beside it."""
 NAMES_SHOWN_MAX: Final = 3
+OUT_BYTES_MAX: Final = 1 << 16
 BYTES_A_GB: Final = 10**9
 SAME_ANSWERS: Final = re.compile(
     r"transformers_version|architectures|(torch_)?dtype|_name_or_path|\w*token_ids?|\w*vocab_size\w*|n_positions|"
@@ -74,6 +77,27 @@ class Started:
         """As JSON values."""
         found = {"layout_digest": self.layout_digest.hex(), "parameters": self.parameters}
         return {**start_values(self.start), **found, **({"source": self.source} if self.source else {})}
+
+
+def check_out(file: Path) -> None:
+    """Raises OperatorError if something that is no start.json is at `file`, or its folder is not there. It reads no model."""
+    if not file.parent.is_dir():
+        raise OperatorError(f"--out {file}: {file.parent} is no folder: make it, or name another file")
+    if not os.path.lexists(file):
+        return
+    try:
+        if not file.is_file():
+            raise ValueError("a folder, a device, or a link to nothing")
+        with file.open("rb") as opened:
+            if text := opened.read(OUT_BYTES_MAX):  # an empty one is of mktemp
+                start_from_values(json.loads(text))
+    except (OSError, Refusal, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise OperatorError(f"--out {file} exists and is no start.json of this command; name another file") from error
+
+
+def write_out(file: Path, values: Mapping[str, object]) -> None:
+    """Write start.json. Raises DiskError."""
+    write_bytes(file, json.dumps(values, indent=1).encode())
 
 
 def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> Started:

@@ -29,13 +29,15 @@ from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.examine import FAILURES, answers_of
 from node.model.gradients import logits_of
 from node.model.spec import REFUSALS, ModelError, ModelSpec, build
-from protos.disk import begun_folder, path_problem, remove_killed, sync_files, sync_folder
+from protos.disk import begun_folder, path_problem, remove_killed, replace_bytes, sync_files, sync_folder
 from protos.errors import OperatorError
 from protos.mistakes import NO_LICENCE
 from protos.run_config import RunConfig
 from protos.run_sections import ReferenceLoss
 
 FILE_MODE: Final = 0o644
+FRESH: Final = ".new-"
+"""Begins, or follows the folder's name, in the name of a folder that an export fills, before the id of its process."""
 SPECIAL_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 AGAIN: Final = "nothing of the run is lost: `swarmentum export` with the invite link writes the model again"
 SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not name the length of its context
@@ -56,28 +58,27 @@ def export(
     """Write model, tokenizer and a model card to the folder `path`. The folder is whole, or not there at all.
 
     `card`: facts by name (run id, steps, digest, ...), in the reader's order. `licence`: for the card. The new export replaces
-    an older one of the same run at `path`, and leaves there what is somebody's own.
+    an older one of the same run at `path`, and leaves there what is somebody's own. It fills an empty folder, and a mount.
     """
     from safetensors import SafetensorError
 
     path = path.resolve() if path.is_symlink() else path.absolute()
-    old = path.with_name(f".{path.name}.old")
-    _go_on(old, path)
-    check_folder(path, str(card.get("run_id", "")))
-    remove_killed(path.parent, prefix := f".{path.name}.new-")
+    stays = _stays(path)
+    if not stays:
+        _go_on(_old(path), path)
+    check_folder(path, run_id := str(card.get("run_id", "")))
+    beside, prefix = (path, FRESH) if stays else (path.parent, f".{path.name}{FRESH}")
+    remove_killed(beside, prefix)
     try:
-        with begun_folder(path.parent, prefix) as fresh:
+        with begun_folder(beside, prefix) as fresh:
             _write(model, tokenizer, fresh, card, licence)
             for file in fresh.iterdir():
                 file.chmod(FILE_MODE)  # safetensors makes its files for the owner only
             sync_files(fresh)
-            if path.exists():
-                path.rename(old)
-            try:
-                fresh.rename(path)
-            finally:
-                _go_on(old, path)
-            sync_folder(path.parent)
+            if stays:
+                _fill(path, fresh, run_id)
+            else:
+                _replace(path, fresh)
     except OSError as error:
         raise ExportError(f"export: cannot write {path}: {error.strerror or error}; {AGAIN}") from error
     except (*REFUSALS, SafetensorError) as error:
@@ -87,6 +88,36 @@ def export(
             f"{type(error).__name__}: {what}",
         ) from error
     return path
+
+
+def _stays(path: Path) -> bool:
+    """Whether no rename replaces the folder that is there: a mount, or a folder below one that this user may not write to."""
+    return path.is_dir() and (path.is_mount() or not os.access(path.parent, os.W_OK | os.X_OK))
+
+
+def _fill(path: Path, fresh: Path, run_id: str) -> None:
+    """Move the export's files into a folder that stays, the mark last: a kill leaves a mark that names the run alone."""
+    replace_bytes(path / MARK, json.dumps({"run_id": run_id}).encode())
+    names = {file.name for file in fresh.iterdir()}
+    for name in {*files_of(path)} - names:
+        (path / name).unlink()
+    for name in sorted(names, key=lambda name: (name == MARK, name)):
+        (fresh / name).replace(path / name)
+    sync_folder(path)
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
+def _replace(path: Path, fresh: Path) -> None:
+    if path.exists():
+        path.rename(_old(path))
+    try:
+        fresh.rename(path)
+    finally:
+        _go_on(_old(path), path)
+    sync_folder(path.parent)
 
 
 def _go_on(old: Path, path: Path) -> None:
@@ -108,16 +139,25 @@ def check_folder(path: Path, run_id: str = "") -> None:
 
     `run_id`: of the run, whose own exports are replaced, and no others.
     """
-    path = path.absolute()
     if (why := path_problem(path)) is not None:
         raise ExportError(f"export: {why}")
-    if path.exists() and not (path / MARK).is_file():
+    path = path.resolve()
+    there = path if _stays(path) else next(folder for folder in path.parents if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise ExportError(f"export: cannot write {path}: {there} is no folder that this user may write to")
+    try:
+        ours = not path.exists() or (path / MARK).is_file() or all(_is_nothing(file.name) for file in path.iterdir())
+    except OSError as error:
+        raise ExportError(f"export: {path} cannot be read: {error.strerror or error}; choose another folder") from error
+    if not ours:
         raise ExportError(f"export: {path} exists and is not an export of this program; choose another folder")
     if run_id and (theirs := run_of(path)) not in ("", run_id):
         raise ExportError(f"export: {path} is the export of another run ({theirs[:16]}); choose another folder")
-    there = next(folder for folder in path.parents if folder.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise ExportError(f"export: cannot write {path}: {there} is no folder that this user may write to")
+
+
+def _is_nothing(name: str) -> bool:
+    """Whether a folder with this alone is an empty one: a new disk's folder, or what a killed export began."""
+    return name == "lost+found" or name.startswith((FRESH, f".{MARK}."))
 
 
 def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[str, object], licence: str) -> None:

@@ -141,7 +141,7 @@ class Keeper:
         self._agreed: dict[int, bytes] = {}
         self._named = b""  # the root under which the run knows the agreed snapshot
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._states: deque[Callable[[], None]] = deque()  # snapshots that are not begun: a momentum waits for them
+        self._ahead: deque[Callable[[], None]] = deque()  # jobs that are not begun, in order: a momentum waits for them
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of states, and of momentum
         self._hurry = threading.Event()
         self._late = False  # a snapshot was left out: what waits is written faster, and the next momentum is not saved
@@ -171,8 +171,7 @@ class Keeper:
             self._late = True
             return
         image = replica.image()
-        self._states.append(partial(self._keep, image, replica.describer(image.total_bytes), kept, replica.step))
-        self._submit(self._write_states, image)
+        self._submit(partial(self._keep, image, replica.describer(image.total_bytes), kept, replica.step), image)
 
     def _known(self, step: int, head: bytes) -> SnapshotManifest | None:
         with self._lock:
@@ -317,13 +316,14 @@ class Keeper:
         if image is not None:
             self._images[private].append(image)
             self._part.comes(time.monotonic())
-            busy = self._jobs.unfinished_tasks and self._replica.device.type in THREAD_SAFE
-            if busy:  # the thread is at an earlier state, and cannot copy ahead of the training
+            if self._jobs.unfinished_tasks and self._replica.device.type in THREAD_SAFE:  # the keeper is not there yet
                 threading.Thread(target=_copy_ahead, args=(image,), name="keeper-copy", daemon=True).start()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
             self._thread.start()
-        self._jobs.put(job)
+        if not private:
+            self._ahead.append(job)
+        self._jobs.put(job if private else self._go_ahead)
 
     def _work(self) -> None:
         while True:
@@ -340,13 +340,13 @@ class Keeper:
             finally:
                 self._jobs.task_done()
 
-    def _write_states(self) -> None:
-        while self._states:
-            self._states.popleft()()
+    def _go_ahead(self) -> None:
+        while self._ahead:
+            self._ahead.popleft()()
 
     def _paced(self, image: Image, piece_bytes: int, *, private: bool = False) -> Iterator[bytes]:
         """An image's pieces, copied ahead of the training, and then at a pace that leaves the training its core. The rest of a
-        momentum waits for a snapshot that comes meanwhile: joiners replay the steps until the disk has it."""
+        momentum waits for what comes meanwhile: joiners replay the steps until a snapshot is on the disk."""
         if not self._behind:
             yield from image.pieces(piece_bytes)
             return
@@ -361,8 +361,8 @@ class Keeper:
                 behind = self._late or any(other is not image and other.waiting_bytes for other in waiting)
                 part = self._part.of(left, time.monotonic(), behind=behind)
                 self._hurry.wait((now - used) * (1 / part - 1))
-            if private and self._states:
-                self._write_states()
+            if private and self._ahead:
+                self._go_ahead()
                 now = time.thread_time()
             used = now
 

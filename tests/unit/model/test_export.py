@@ -163,9 +163,67 @@ def test_an_export_that_was_killed_costs_no_export_and_no_disk(tmp_path: Path, m
     assert [file.name for file in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.parametrize("mount", [False, True])
+def test_an_export_fills_an_empty_folder_and_a_mount(
+    tmp_path: Path, mount: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume of a container is a folder that is there, empty at first. Its system takes no rename of it."""
+    path, real = tmp_path / "out", Path.rename
+    (path / "lost+found").mkdir(parents=True)
+    (tmp_path / "latest").symlink_to("out")
+
+    def rename(self: Path, to: Path) -> Path:
+        if path in (self, to):
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return real(self, to)
+
+    if mount:
+        (path / ".new-4194305").mkdir()  # killed there
+        monkeypatch.setattr(Path, "is_mount", lambda self: self == path)
+        monkeypatch.setattr(Path, "rename", rename)
+    check_folder(tmp_path / "latest", "aa")
+    for steps in (1, 2):
+        assert export(build(PLAIN, 1), ByteTokenizer(), tmp_path / "latest", {"run_id": "aa", "steps": steps}) == path
+        assert json.loads((path / "swarmentum.json").read_text())["steps"] == steps
+        assert not (path / "model-00002-of-00002.safetensors").exists()
+        assert sorted({file.name for file in path.iterdir()} - set(files_of(path))) == [
+            *["a.txt"][: steps - 1],
+            "lost+found",
+        ]
+        (path / "a.txt").write_text("mine")
+        (path / "model-00002-of-00002.safetensors").write_text("of the export before")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["latest", "out"]
+    with pytest.raises(ExportError, match="is the export of another run"):
+        export(build(PLAIN, 1), ByteTokenizer(), path, {"run_id": "bb", "steps": 3})
+
+
+def test_an_export_into_a_mount_that_was_killed_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "out").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda self: self == path)
+
+    def torn(self: Path, target: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        real = Path.replace
+        patched.setattr(
+            Path, "replace", lambda self, to: torn(self, to) if to.suffix == ".safetensors" else real(self, to)
+        )
+        with pytest.raises(ExportError, match="Input/output error"):
+            export(build(PLAIN, 1), ByteTokenizer(), path, {"run_id": "aa", "steps": 1})
+    assert json.loads((path / "swarmentum.json").read_text()) == {"run_id": "aa"}
+    with pytest.raises(ExportError, match="is the export of another run"):
+        check_folder(path, "bb")
+    export(build(PLAIN, 1), ByteTokenizer(), path, {"run_id": "aa", "steps": 2})
+    assert json.loads((path / "swarmentum.json").read_text())["steps"] == 2
+
+
 def test_a_folder_that_cannot_be_the_export_is_refused_before_the_peer_joins(tmp_path: Path) -> None:
     link = Invite(bytes(32), ("127.0.0.1:1",), Identity.generate().public_key, bytes(32), (), "tiny").link()
     (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.txt").write_text("mine")
     (tmp_path / "file").touch()
     settings = PeerSettings(home=tmp_path / "home")
     with pytest.raises(ExportError, match="work exists and is not an export of this program"):

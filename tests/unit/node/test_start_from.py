@@ -8,11 +8,13 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import normalizers
 from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
 
 from coordinator.commands.created import model_start
+from node.__main__ import app
 from node.archive import files
 from node.assemble import PIECES, folder_of
-from node.commands.start_from import INDEX, WEIGHTS, check_alike, load_weights, start_from
+from node.commands.start_from import INDEX, WEIGHTS, check_alike, check_out, load_weights, start_from, write_out
 from node.config import PeerSettings
 from node.data.tokenizer import ByteTokenizer
 from node.model.spec import ModelSpec
@@ -251,3 +253,27 @@ def test_what_is_no_model_and_no_start(tmp_path: Path, model: Path) -> None:
     assert model_start(tmp_path / "start.json", made.layout_digest).start == made.start
     with pytest.raises(OperatorError, match="another parameter layout"):
         model_start(tmp_path / "start.json", bytes(32))
+
+
+def test_start_json_replaces_nothing_but_a_start_json(tmp_path: Path, model: Path) -> None:
+    """`--out` of another file, such as run.toml itself, was overwritten in silence."""
+    (tmp_path / "run.toml").write_text('name = "x"\n')
+    (tmp_path / "other.json").write_text('{"model": "zz"}')
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("run.toml", "other.json", "link", "model"):
+        with pytest.raises(
+            OperatorError, match=f"{name} exists and is no start.json of this command; name another file"
+        ):
+            check_out(tmp_path / name)
+    with pytest.raises(OperatorError, match="none is no folder"):
+        check_out(tmp_path / "none" / "start.json")
+    (tmp_path / "start.json").touch()
+    made = start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+    for _ in range(2):
+        check_out(tmp_path / "start.json")
+        write_out(tmp_path / "start.json", made.values())
+    assert model_start(tmp_path / "start.json", made.layout_digest).start == made.start
+    words = ["start-from", str(tmp_path / "run.toml"), str(model), "--out", str(tmp_path / "run.toml")]
+    with pytest.raises(OperatorError, match=r"run.toml exists and is no start\.json"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert (tmp_path / "run.toml").read_text() == 'name = "x"\n'
