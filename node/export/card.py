@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,10 @@ from protos.text import printable
 CARD: Final = "README.md"
 MARK: Final = "swarmentum.json"
 """Distinguishes an export from a folder of other work, and holds the card's facts."""
-_WRITTEN: Final = re.compile(r".*\.(?:safetensors|json|jinja|model)|README\.md|(?:merges|vocab)\.txt")
+_WEIGHTS: Final = re.compile(r"model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?")
+_LATER: Final = "evaluation.json"
+_WRITTEN: Final = re.compile(r".*\.(?:json|jinja|model)|README\.md|(?:merges|vocab)\.txt")
+"""Of exports whose mark does not name their files."""
 MARK_BYTES_MAX: Final = 1 << 20
 IDENTITIES_SHOWN_MAX: Final = 20
 NAME_CHARACTERS_MAX: Final = 64
@@ -37,18 +40,35 @@ def facts_of(config: RunConfig, run_id: bytes, **state: object) -> dict[str, obj
     }
 
 
-def run_of(folder: Path) -> str:
-    """The run that an export is of, in hexadecimal digits; empty if nothing there says it."""
+def mark_text(facts: Mapping[str, object], files: Iterable[str]) -> str:
+    """The text of the mark of an export of these files."""
+    return json.dumps({**facts, "files": sorted({*files, MARK})}, indent=2, default=str) + "\n"
+
+
+def _mark(folder: Path) -> Mapping[str, Any]:
     try:
         with (folder / MARK).open("rb") as file:
-            return str(json.loads(file.read(MARK_BYTES_MAX))["run_id"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return ""
+            return dict(json.loads(file.read(MARK_BYTES_MAX)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def run_of(folder: Path) -> str:
+    """The run that an export is of, in hexadecimal digits; empty if nothing there says it."""
+    return str(_mark(folder).get("run_id", ""))
 
 
 def files_of(folder: Path) -> list[str]:
     """The names of an export's own files, and of what was said about its weights; the others are somebody's."""
-    return sorted(file.name for file in folder.iterdir() if _WRITTEN.fullmatch(file.name) and file.is_file())
+    named = _mark(folder).get("files")
+    here = [file.name for file in folder.iterdir() if file.is_file()]
+    return sorted(
+        name
+        for name in here
+        if _WEIGHTS.fullmatch(name)
+        or name == _LATER
+        or (name in named if isinstance(named, list) else _WRITTEN.fullmatch(name))
+    )
 
 
 def _data(source: str) -> str:

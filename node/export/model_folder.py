@@ -8,7 +8,6 @@ Refuses to overwrite a folder that is not an export of the same run. Knows no wi
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from node.data.tokenizer import Tokenizer
-from node.export.card import CARD, MARK, card_text, files_of, run_of
+from node.export.card import CARD, MARK, card_text, files_of, mark_text, run_of
 from node.imports import quiet_libraries
 from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.examine import FAILURES, answers_of
@@ -97,9 +96,9 @@ def _stays(path: Path) -> bool:
 
 def _fill(path: Path, fresh: Path, run_id: str) -> None:
     """Move the export's files into a folder that stays, the mark last: a kill leaves a mark that names the run alone."""
-    replace_bytes(path / MARK, json.dumps({"run_id": run_id}).encode())
-    names = {file.name for file in fresh.iterdir()}
-    for name in {*files_of(path)} - names:
+    before, names = {*files_of(path)}, {file.name for file in fresh.iterdir()}
+    replace_bytes(path / MARK, mark_text({"run_id": run_id}, before | names).encode())
+    for name in before - names:
         (path / name).unlink()
     for name in sorted(names, key=lambda name: (name == MARK, name)):
         (fresh / name).replace(path / name)
@@ -171,7 +170,7 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
         save_file(tensors, folder / "model.safetensors", metadata={**twins, "format": "pt"})
     tokenizer.huggingface().save_pretrained(folder)
     (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model), licence=licence), encoding="utf-8")
-    (folder / MARK).write_text(json.dumps(dict(card), indent=2, default=str) + "\n", encoding="utf-8")
+    (folder / MARK).write_text(mark_text(card, (file.name for file in folder.iterdir())), encoding="utf-8")
 
 
 def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -178,13 +178,8 @@ class Keeper:
             known = self._manifests.get(step)
         return known if known is not None and (step == 0 or known.entry_hash == head) else None
 
-    def take_up(self, *, wanted: bool = True) -> None:
-        """Load the momentum that this peer saved before, if it is there and fits; otherwise the log says why it does not.
-
-        Not `wanted`: this peer has none, and what an earlier version saved takes the disk of a model."""
-        if not wanted:
-            self._private_path.unlink(missing_ok=True)
-            return
+    def take_up(self) -> None:
+        """Load the momentum that this peer saved before, if it is there and fits; otherwise the log says why it does not."""
         try:
             if self._replica.load_private(self._private_path):
                 self._log.info("momentum taken up again", step=self._replica.step)

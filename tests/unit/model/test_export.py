@@ -101,7 +101,9 @@ def test_only_an_export_is_replaced(tmp_path: Path) -> None:
     spec, path = ModelSpec(factory="tests.unit.model.test_spec:Plain"), tmp_path / "m"
     for steps in (1, 2):
         export(build(spec, 1), ByteTokenizer(), path, {"steps": steps})
-    assert json.loads((path / "swarmentum.json").read_text()) == {"steps": 2}
+    facts = json.loads((path / "swarmentum.json").read_text())
+    assert facts.pop("files") == sorted(file.name for file in path.iterdir())
+    assert facts == {"steps": 2}
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.txt").write_text("mine")
     with pytest.raises(ExportError, match="is not an export of this program"):
@@ -115,6 +117,8 @@ PLAIN = ModelSpec(factory="tests.unit.model.test_spec:Plain")
 def test_a_new_export_of_the_run_leaves_what_is_somebody_s_own(tmp_path: Path) -> None:
     path = export(build(PLAIN, 1), ByteTokenizer(), tmp_path / "m", {"run_id": "aa", "steps": 1})
     (path / "notes.txt").write_text("mine")
+    (path / "my results.json").write_text("mine")
+    (path / "evaluation.json").write_text("of the weights before")
     (path / ".git").mkdir()
     (path / ".git" / "HEAD").write_text("ref")
     (path / "model-00002-of-00002.safetensors").write_text("of the export before")
@@ -122,8 +126,9 @@ def test_a_new_export_of_the_run_leaves_what_is_somebody_s_own(tmp_path: Path) -
     assert export(build(PLAIN, 1), ByteTokenizer(), tmp_path / "latest", {"run_id": "aa", "steps": 2}) == path
     assert json.loads((path / "swarmentum.json").read_text())["steps"] == 2
     assert [(path / name).read_text() for name in ("notes.txt", ".git/HEAD")] == ["mine", "ref"]
-    assert not (path / "model-00002-of-00002.safetensors").exists()
-    assert not {"notes.txt", ".git", "model-00002-of-00002.safetensors"} & set(files_of(path))
+    assert (path / "my results.json").read_text() == "mine"
+    assert not any((path / name).exists() for name in ("model-00002-of-00002.safetensors", "evaluation.json"))
+    assert not {"notes.txt", "my results.json", ".git", "model-00002-of-00002.safetensors"} & set(files_of(path))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["latest", "m"]
     assert (tmp_path / "latest").is_symlink()
 
@@ -213,7 +218,9 @@ def test_an_export_into_a_mount_that_was_killed_is_gone_on_with(
         )
         with pytest.raises(ExportError, match="Input/output error"):
             export(build(PLAIN, 1), ByteTokenizer(), path, {"run_id": "aa", "steps": 1})
-    assert json.loads((path / "swarmentum.json").read_text()) == {"run_id": "aa"}
+    facts = json.loads((path / "swarmentum.json").read_text())
+    assert "model.safetensors" in facts.pop("files"), "what the killed export moved is its own"
+    assert facts == {"run_id": "aa"}
     with pytest.raises(ExportError, match="is the export of another run"):
         check_folder(path, "bb")
     export(build(PLAIN, 1), ByteTokenizer(), path, {"run_id": "aa", "steps": 2})

@@ -186,7 +186,9 @@ def test_a_peer_votes_only_after_it_has_followed() -> None:
     assert Activity.VOTING not in MOVES[Activity.LOADING] | MOVES[Activity.PAUSED]
 
 
-def test_an_anchor_has_no_momentum_and_no_file_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_anchor_neither_loads_nor_saves_a_momentum_and_deletes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, its in (("peer", samples()), ("anchor", None)):
         (tmp_path / name).mkdir()
         peer, loaded = trainer(tmp_path / name, Told()), list[bool]()
@@ -196,9 +198,11 @@ def test_an_anchor_has_no_momentum_and_no_file_of_one(tmp_path: Path, monkeypatc
         welcome = SimpleNamespace(settings=(), head_step=0, snapshots=())
         peer.swarm.join = lambda *_, told=welcome: told  # type: ignore[assignment, method-assign]
         peer.recovery = SimpleNamespace(begin=lambda *_: None)  # type: ignore[assignment]
-        peer.private_path.write_bytes(b"of an earlier version")
+        peer.private_path.write_bytes(b"of a peer with this home")
         monkeypatch.setattr(peer.replica, "load_private", lambda _, to=loaded: to.append(True))
         peer.follow = lambda *_: None  # type: ignore[method-assign]
         peer.enter([])
         assert loaded == [True] * (its is not None)
-        assert peer.private_path.exists() is (its is not None)
+        assert peer.private_path.read_bytes() == b"of a peer with this home", (
+            "an export or an anchor may have a peer's home"
+        )
