@@ -161,7 +161,7 @@ class _Peer:
                 facts, config, text, replica, micro_batch = self._start(swarm, agree)
                 ends.callback(text.close)
                 if facts.phase == pb.Phase.PHASE_FINISHED:
-                    self.log.info("the run is finished: waiting for its last state from a peer", step=facts.head_step)
+                    self.log.info("the run is finished: loading its last state", step=facts.head_step)
                 trainer = self._trainer(config, replica, swarm, text, facts, micro_batch, spans)
                 ends.callback(trainer.keeper.close)
                 ends.callback(trainer.reached.close)

@@ -128,7 +128,8 @@ def peers_table(rows: Sequence[PeerTotals], parameters: int) -> Table:
         pad_edge=False,
         collapse_padding=True,
         caption=f"digests: {'all equal' if equal else 'NOT EQUAL'}; "
-        f"fp32 all-reduce: {moved} from each peer in {steps:,} steps",
+        f"fp32 all-reduce: {moved} from each peer in {steps:,} steps\n"
+        "votes go to every other peer, and may grow while uplinks have room (vote_size)",
         caption_justify="left",
     )
     table.add_column("peer", no_wrap=True)

@@ -29,6 +29,7 @@ from node.swarm.facts import Snapshot, snapshot_of
 from node.training.sync import manifest_bytes
 from protos import wall_clock
 from protos.calls import way_of
+from protos.changes import in_force
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.http_proxy import HttpProxy
 from protos.identity import Identity, peer_id, public_key_of
@@ -81,8 +82,10 @@ async def way_to(invite: Invite) -> Way:
 
 
 async def look(invite: Invite) -> ProbedRun:
-    """One look at a run. Raises NetworkError, RefusedError, or OperatorError for a run of another format."""
+    """One look at a run, with its settings as they are now. Raises NetworkError, RefusedError, Refusal, or OperatorError for a
+    run of another format."""
     facts, config = await read_facts(invite)
+    config = in_force(config, facts.changed)
     return ProbedRun(facts, config, time.monotonic(), wall_clock.apart(datetime.now(UTC), facts.unix_ms))
 
 

@@ -47,10 +47,15 @@ class Series:
 
 
 def check_series(folder: Path, run_id: str) -> None:
-    """Raises OperatorError if the exports of another run lie in the folder of a series: the newest ones would be theirs."""
-    for path in folder.glob("step-*") if folder.is_dir() else ():
+    """Raises OperatorError if something else has the name of an export of a series: the newest exports would be another run's,
+    or an export could not get its name."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not _NAME.fullmatch(path.name):
+            continue
         if (theirs := run_of(path)) not in ("", run_id):
             raise OperatorError(f"{path} is the export of another run ({theirs[:16]}); choose another folder")
+        if not (path / MARK).is_file() and not (path.is_dir() and not any(path.iterdir())):
+            raise OperatorError(f"{path} is in the way of an export of that name; choose another folder")
 
 
 class Exports:

@@ -125,7 +125,7 @@ class Trainer:
         welcome = self.swarm.join(about, bootstrap, self.patience_seconds)
         self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
-        if not self.is_anchor:  # nor an export: what a peer with this home saved stays for that peer
+        if not self.is_anchor:  # what a peer with an anchor's home saved stays for that peer
             self.keeper.take_up()
         self.activity = move(self.activity, Activity.FOLLOWING)
         self.follow()

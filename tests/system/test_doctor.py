@@ -1,5 +1,6 @@
 """`swarmentum doctor` as people start it: alone, and against a real swarm; and `join` of a run that fits no machine."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from node.doctor.swarm import look
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, toml_of_run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -98,6 +100,10 @@ def test_a_machine_and_a_run_that_goes_on(swarm: LocalSwarm, tmp_path: Path) -> 
     assert len(status["peers"]) == 1, "the doctor has joined nothing"
     ada.interrupt()
     assert ada.finish()[0] == 130
+    run_id = swarm.created["run"]
+    swarm.operate("run", "pause", run_id)
+    swarm.operate("run", "change", run_id, "clock.batch_samples=4")
+    assert asyncio.run(look(swarm.invite)).config.clock.batch_samples == 4, "what it says follows the settings of now"
 
 
 def test_a_damaged_link_and_a_dead_coordinator(swarm: LocalSwarm, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_a_joiner_gets_the_model_from_a_mirror_when_all_are_gone(tmp_path: Path)
         late = swarm.join("late", "--export", str(tmp_path / "model"))
         code, values = late.finish()
         assert code == 0, late.log.read_text()[-2000:]
+        assert swarm.events("late", "the run is finished: loading its last state")
         [came] = swarm.events("late", "mirror: bytes came from there")
         assert came["bytes"] > 0
         assert swarm.events("late", "mirror: a failure")[0]["mirror"] == "http://127.0.0.1:1/away"

@@ -145,6 +145,11 @@ def test_an_export_of_another_run_is_not_replaced(tmp_path: Path) -> None:
             refused()
     assert json.loads((path / "swarmentum.json").read_text())["steps"] == 1
     check_series(tmp_path, "aa")
+    (tmp_path / "step-000001000").mkdir()
+    check_series(tmp_path, "aa")
+    (tmp_path / "step-000001000" / "notes.txt").touch()
+    with pytest.raises(OperatorError, match="is in the way"):
+        check_series(tmp_path, "aa")
 
 
 def test_an_export_that_was_killed_costs_no_export_and_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,4 @@ def test_an_anchor_neither_loads_nor_saves_a_momentum_and_deletes_none(
         peer.follow = lambda *_: None  # type: ignore[method-assign]
         peer.enter([])
         assert loaded == [True] * (its is not None)
-        assert peer.private_path.read_bytes() == b"of a peer with this home", (
-            "an export or an anchor may have a peer's home"
-        )
+        assert peer.private_path.read_bytes() == b"of a peer with this home", "the home may be a peer's"
