@@ -24,6 +24,11 @@ PROCESS_MARKS = {"system", "netns", "interop"}
 LOG_BYTES_SHOWN = 800
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are named by their argument: packed ones hold the time, and two workers would collect different tests."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_sessionstart() -> None:
     """Collecting tests imports torch and much else: see node/imports.py."""
     gc.disable()
