@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import random
+import resource
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -73,9 +74,11 @@ def _seeded() -> None:
 @pytest.fixture(autouse=True)
 def _own_command() -> Iterator[None]:
     """A command that a test calls in this process writes its log to what stderr was then: later tests have another. It keeps
-    the working folder out of each Python that is started (protos/process.py): later tests start theirs as they say."""
-    safe = os.environ.get(SAFE_PATH_VARIABLE)
+    the working folder out of each Python that is started (protos/process.py): later tests start theirs as they say. `layout`
+    bounds its memory: what later tests need in one worker may be more."""
+    safe, memory = os.environ.get(SAFE_PATH_VARIABLE), resource.getrlimit(resource.RLIMIT_DATA)
     yield
+    resource.setrlimit(resource.RLIMIT_DATA, memory)
     if "structlog" in sys.modules:
         sys.modules["structlog"].reset_defaults()
     if safe is None:
