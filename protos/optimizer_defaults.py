@@ -105,10 +105,13 @@ GROWTH_MAX = 5
 """A payload has at most so many times the bytes of the run's own size, as group size 16 has to 128 (8: 0 to 0.9 % better)."""
 
 
-def most_bytes(payload_bytes: int, selection: str, snapshot_every: int, max_peers: int) -> int:
-    """Bytes of the largest payload that follows the lines (`vote_size`); `payload_bytes`: of the run's own size. The votes that
-    joiners need must fit into the room of each peer. At places that nobody sends, sums are as long as the largest votes."""
+def most_bytes(payload_bytes: int, selection: str, snapshot_every: int, peers: int) -> int:
+    """Bytes of the largest payload that follows the lines (`vote_size`); `payload_bytes`: of the run's own size.
+
+    The votes that joiners need must fit into the room of each peer: a step in which few `peers` vote has room for larger
+    votes. At places that nobody sends, sums are as long as the largest votes.
+    """
     if selection not in ("groups", "topk"):
         return payload_bytes
-    room = int(PAYLOADS_GB * 10**9 / (PERIODS_KEPT * snapshot_every * max_peers))
+    room = int(PAYLOADS_GB * 10**9 / (PERIODS_KEPT * snapshot_every * peers))
     return max(payload_bytes, min(GROWTH_MAX * payload_bytes, room))

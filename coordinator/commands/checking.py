@@ -321,7 +321,7 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
             f"{amount(cost.up_bytes_hour)} up, {amount(cost.down_bytes_hour)} down a peer and hour",
         )
         clock, own = config.clock, facts.payload_bytes
-        most = most_bytes(own, config.optimizer.selection, clock.snapshot_every, clock.max_peers)
+        most = most_bytes(own, config.optimizer.selection, clock.snapshot_every, cost.peers)
         if most > own:
             yield (
                 "while all uplinks have room",

@@ -275,7 +275,8 @@ class Trainer:
         tick, result, started = opened.tick, ready.result, time.monotonic()
         if self.vote_size is not None:
             before, arrivals = self.replica.size, self.swarm.counters.arrivals
-            if (size := self.vote_size.fit(arrivals.took, 1000 * ready.seconds, self.terms.clock)) != before:
+            clock, peers = self.terms.clock, len(tick.roster)
+            if (size := self.vote_size.fit(arrivals.took, 1000 * ready.seconds, clock, peers)) != before:
                 self.log.info("votes fit the uplink", step=tick.step, size=size, before=before)
                 self.replica.size = size
         try:

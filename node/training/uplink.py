@@ -37,7 +37,8 @@ SENT_MAX = 16
 class VoteSize:
     """Chooses among `payload_bytes`, from each size (group size or k) to the bytes of its payload; `size` is the run's.
 
-    `most`: bytes of the largest payload, by the clock's settings as they are in force; the run's own bytes at least.
+    `most`: bytes of the largest payload, by the clock's settings in force and the number of peers that vote. The run's own
+    bytes are always allowed.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class VoteSize:
         payload_bytes: Mapping[int, int],
         size: int,
         budget: float,
-        most: Callable[[ClockConfig], int] | None = None,
+        most: Callable[[ClockConfig, int], int] | None = None,
     ) -> None:
         assert size in payload_bytes, f"{size} is none of {sorted(payload_bytes)}"
         self._run_bytes = payload_bytes[size]
@@ -91,18 +92,20 @@ class VoteSize:
         """This peer's computation of a step took so long. The budget is a part of this time."""
         self._computed.append(milliseconds)
 
-    def limit(self, clock: ClockConfig) -> None:
-        """The operator may have changed how many votes joiners need: what is too large now is not chosen from now on."""
+    def limit(self, clock: ClockConfig, peers: int) -> None:
+        """More peers may vote now, or the operator has changed how many votes joiners need: what is too large now is not chosen
+        from now on."""
         if self._most is None:
             return
-        most = max(self._most(clock), self._run_bytes)
+        most = max(self._most(clock, peers), self._run_bytes)
         self._order = [size for size in self._sorted if self._bytes[size] <= most]
         if self.size not in self._order:
             self._move(len(self._order) - 1)
 
-    def fit(self, took_of: Callable[[bytes], Took | None], computed_ms: float, clock: ClockConfig) -> int:
-        """The size for the next step, after all that was heard and a computation of so long, with `clock` in force."""
-        self.limit(clock)
+    def fit(self, took_of: Callable[[bytes], Took | None], computed_ms: float, clock: ClockConfig, peers: int) -> int:
+        """The size for this step of so many `peers`, after all that was heard and a computation of so long, with `clock` in
+        force."""
+        self.limit(clock, peers)
         self.heard(took_of)
         self.computed(computed_ms)
         return self.choose()
@@ -155,9 +158,9 @@ def following(
         return None
     own = payload_bytes[optimizer.vote_size]
 
-    def most(clock: ClockConfig) -> int:
-        return own if metered else most_bytes(own, optimizer.selection, clock.snapshot_every, clock.max_peers)
+    def most(clock: ClockConfig, peers: int) -> int:
+        return own if metered else most_bytes(own, optimizer.selection, clock.snapshot_every, peers)
 
     follows = VoteSize(payload_bytes, optimizer.vote_size, budget, most)
-    follows.limit(config.clock)
+    follows.limit(config.clock, config.clock.min_peers)
     return follows

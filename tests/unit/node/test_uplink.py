@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from node.blobs.blobs import ARRIVAL_REPORTS_MAX, ARRIVALS_MAX, Arrivals, Took
 from node.training.optimizers import demo_config
 from node.training.uplink import REPORTS_KEPT, VoteSize, following
+from protos.limits import PAYLOADS_GB, PERIODS_KEPT
+from protos.optimizer_defaults import GROWTH_MAX, most_bytes
 from protos.run_config import ClockConfig, RunConfig
 
 BYTES = {8: 8000, 16: 5000, 32: 3000, 64: 1750, 128: 1000}
@@ -77,7 +79,7 @@ def test_reports_of_slow_pullers_count_though_fast_ones_are_there_before_them() 
     """The first reports came before the next votes, and closed the payload: a peer slower than a step was never heard of."""
     chooser, arrivals = VoteSize(BYTES, 128, BUDGET), Arrivals()
     for step in range(50):
-        chooser.fit(arrivals.took, COMPUTED_MS, ClockConfig())
+        chooser.fit(arrivals.took, COMPUTED_MS, ClockConfig(), 2)
         chooser.sent(b"%d" % step, chooser.size)
         arrivals.add(b"%d" % step, 20, "near")
         arrivals.add(b"%d" % (step - 1), 2000, "far")
@@ -130,15 +132,39 @@ def test_votes_take_five_times_the_bytes_if_joiners_have_room_and_places_are_sen
     assert (free._order, free.size) == (offered, run.optimizer.vote_size)
     assert free.most_bytes == sizes[offered[-1]]
     assert following(run, None, sizes, metered=False) is None
-    full = run.model_copy(update={"clock": ClockConfig(snapshot_every=10**6, max_peers=2048)})
+    full = run.model_copy(update={"clock": ClockConfig(snapshot_every=10**8)})
     kept = following(full, BUDGET, sizes, metered=False)
     assert kept is not None
     assert kept._order[-1] == run.optimizer.vote_size, "joiners would find that votes are gone"
     free.size = offered[-1]
-    assert free.fit(lambda _: None, COMPUTED_MS, run.clock) == offered[-1]
-    assert free.fit(lambda _: None, COMPUTED_MS, full.clock) == run.optimizer.vote_size, "the operator changed the run"
-    assert free.fit(lambda _: None, COMPUTED_MS, run.clock) == run.optimizer.vote_size
+    assert free.fit(lambda _: None, COMPUTED_MS, run.clock, 2) == offered[-1]
+    assert free.fit(lambda _: None, COMPUTED_MS, full.clock, 2) == run.optimizer.vote_size, (
+        "the operator changed the run"
+    )
+    assert free.fit(lambda _: None, COMPUTED_MS, run.clock, 2) == run.optimizer.vote_size
     assert free.most_bytes == sizes[offered[-1]], "and changed it back"
     metered = following(run, BUDGET, sizes, metered=True)
     assert metered is not None
     assert metered._order[-1] == run.optimizer.vote_size, "the month's bytes would be gone in a fifth of the time"
+
+
+@given(st.integers(128, 10**9), st.integers(1, 2048), st.integers(1, 1000))
+def test_the_votes_of_those_who_are_here_have_room_at_each_peer(parameters: int, peers: int, every: int) -> None:
+    own = max(parameters // 128, 1)
+    most = most_bytes(own, "groups", every, peers)
+    assert own <= most <= GROWTH_MAX * own
+    assert most == own or peers * most * PERIODS_KEPT * every <= PAYLOADS_GB * 10**9
+
+
+def test_two_peers_send_more_though_a_run_would_take_many() -> None:
+    """The bound was that of `max_peers` peers, 256 by default: votes of 23 M parameters or more did not grow for anybody."""
+    run = RunConfig()
+    sizes = {size: 100_000 * BYTES[size] // 100 for size in BYTES}
+    chooser = following(run, BUDGET, sizes, metered=False)
+    assert chooser is not None
+    near = Took(20.0, 20.0)
+    for peers, expected in ((2, 16), (50, 16), (60, 32), (256, 128), (2, 16)):
+        for _ in range(40):
+            chooser.arrived(chooser.size, near)
+            chooser.fit(lambda _: None, COMPUTED_MS, run.clock, peers)
+        assert chooser.size == expected, peers
