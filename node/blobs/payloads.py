@@ -1,28 +1,34 @@
 """The payloads that this peer holds, on its disk, by hash. The peer deletes them by step, once no joiner needs them.
 
-The bytes of payloads are bounded, too: beyond the limit the oldest step goes first, and the peer logs it. The payloads that
-were used last are also in memory, and the peer's own last one always is: many pull it, and the peer reads and hashes it for
-none of them. Payloads outlive the process, so a swarm whose peers all died can replay its log. The peer does not sync each
-payload to the disk: a file that a power cut damaged counts as missing.
+The bytes of payloads are bounded, too: beyond the limit, or where the disk is full, the oldest step goes first, and the peer
+logs it once. The payloads that were used last are also in memory, and the peer's own last one always is: many pull it, and the
+peer reads and hashes it for none of them. Payloads outlive the process, so a swarm whose peers all died can replay its log. The
+peer does not sync each payload to the disk: a file that a power cut damaged counts as missing.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Container
 from pathlib import Path
+from typing import Final
+
+import structlog
 
 from protos import slices
 from protos.disk import check_no_folder, replace_file, writing
 from protos.errors import Refusal
 from protos.limits import PAYLOADS_GB
+from protos.text import amount
 
 PAYLOADS_BYTES_MAX = int(PAYLOADS_GB * 10**9)
 RECENT_BYTES_MAX = 64 << 20
 """Bytes of payloads that are also in memory: those used last, none larger than this. The peer's own last payload comes on top,
 so the memory is at most these bytes and one payload (PAYLOAD_BYTES_MAX)."""
+DISK_IS_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NAME = re.compile(r"(\d{1,13})-([0-9a-f]{64})")
 
 
@@ -107,14 +113,37 @@ class Payloads:
             if own:
                 self._remember_own(sha256, data)
             return False
+        path = self._folder / f"{step}-{sha256.hex()}"
         with writing(self._folder):
-            self._write(self._folder / "incoming", data, self._folder / f"{step}-{sha256.hex()}")
+            while True:
+                try:
+                    self._write(self._folder / "incoming", data, path)
+                    break
+                except (
+                    OSError
+                ) as error:  # other peers decide how large votes are: they must not put this one out of the run
+                    if error.errno not in DISK_IS_FULL or not self._drop_before(step, "the disk is full"):
+                        raise
         self._steps[sha256], self._sizes[sha256] = step, len(data)
         self._total += len(data)
         (self._remember_own if own else self._remember)(sha256, data)
-        while self._total > self.bytes_max and (oldest := min(self._steps.values())) < step:
-            self.dropped_step = max(self.dropped_step, oldest)
-            self.forget_until(oldest)
+        while self._total > self.bytes_max and self._drop_before(
+            step, f"votes take more than {amount(self.bytes_max)}"
+        ):
+            pass
+        return True
+
+    def _drop_before(self, step: int, why: str) -> bool:
+        """Make room: drop the oldest step's payloads. False if there is none before `step`."""
+        oldest = min(self._steps.values(), default=step)
+        if oldest >= step:
+            return False
+        if not self.dropped_step:
+            structlog.get_logger("peer").warning(
+                f"{why}: dropping other peers' votes of the oldest steps, which joiners may miss", step=oldest
+            )
+        self.dropped_step = max(self.dropped_step, oldest)
+        self.forget_until(oldest)
         return True
 
     def _write(self, temporary: Path, data: bytes, path: Path) -> None:

@@ -4,10 +4,13 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import structlog
 
 from node.blobs import payloads
 from node.blobs.payloads import Payloads
 from protos import slices
+from protos.disk import DiskError
+from tests.unit.small_disk import fill, small_disk
 
 MEMORY = 1_000
 
@@ -125,3 +128,20 @@ def test_a_list_that_names_more_than_it_says_is_no_payload(tmp_path: Path) -> No
     within = slices.joined([b"no", b"list of two"])
     store.put(1, hashlib.sha256(within).digest(), within)
     assert store.whole(hashlib.sha256(within).digest(), 2) is None, "its name is the hash of its list"
+
+
+def test_votes_of_others_give_way_on_a_full_disk_and_put_no_peer_out_of_the_run(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk, structlog.testing.capture_logs() as lines:
+        store = Payloads(disk / "payloads")
+        names = [kept(store, number, 100_000, step=number) for number in range(1, 20)]
+        assert store.get(names[-1]) == bytes([19]) * 100_000
+        assert 0 < store.dropped_step < 18
+        assert [line["event"].split(":")[0] for line in lines] == ["the disk is full"]
+        left = [path.name for path in store.folder.iterdir()]
+        assert len(left) == 19 - store.dropped_step, "nothing half written stays"
+        with pytest.raises(DiskError):
+            kept(store, 20, 2 << 20, step=20)
+        assert store.total_bytes == 0, "no room was to be had for it"
+        fill(disk)
+        with pytest.raises(DiskError):
+            kept(store, 21, 5000, step=21)
