@@ -6,7 +6,6 @@ anything but room: another error of a disk ends the program.
 
 from __future__ import annotations
 
-import errno
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -16,12 +15,12 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
+from protos.disk import FULL
 from protos.errors import SwarmentumError
 from protos.waits import Waits
 
 T = TypeVar("T")
 
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 ROOM_BYTES_MIN: Final = 64 << 20
 """With less, the next payloads or snapshot would fill the disk again at once."""
 LOOK_SECONDS: Final = 5.0

@@ -5,6 +5,7 @@ A disk that refuses a write is the operator's matter: one clear error instead of
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -23,6 +24,9 @@ PRIVATE_MODE: Final = 0o400
 """Of private keys: the owner alone reads them, and nobody writes them again."""
 SYNC_BYTES: Final = 16 << 20
 """Bytes of a large file between two syncs: a small file's sync waits for the bytes that are under way on the same disk."""
+
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk that is full, or of a quota that is used up."""
 
 
 class DiskError(OperatorError):

@@ -1,25 +1,24 @@
 """The payloads that this peer holds, on its disk, by hash. The peer deletes them by step, once no joiner needs them.
 
-The bytes of payloads are bounded, too: beyond the limit, or where the disk is full, the oldest step goes first, and the peer
-logs it once. The payloads that were used last are also in memory, and the peer's own last one always is: many pull it, and the
-peer reads and hashes it for none of them. Payloads outlive the process, so a swarm whose peers all died can replay its log. The
-peer does not sync each payload to the disk: a file that a power cut damaged counts as missing.
+The bytes of payloads are bounded, too: beyond the limit, or half of what the disk has left, the oldest step goes first, and the
+peer logs it once. The payloads that were used last are also in memory, and the peer's own last one always is: many pull it, and
+the peer reads and hashes it for none of them. Payloads outlive the process, so a swarm whose peers all died can replay its log.
+The peer does not sync each payload to the disk: a file that a power cut damaged counts as missing.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
+import shutil
 from collections import OrderedDict
 from collections.abc import Container
 from pathlib import Path
-from typing import Final
 
 import structlog
 
 from protos import slices
-from protos.disk import check_no_folder, replace_file, writing
+from protos.disk import FULL, check_no_folder, replace_file, writing
 from protos.errors import Refusal
 from protos.limits import PAYLOADS_GB
 from protos.text import amount
@@ -28,7 +27,6 @@ PAYLOADS_BYTES_MAX = int(PAYLOADS_GB * 10**9)
 RECENT_BYTES_MAX = 64 << 20
 """Bytes of payloads that are also in memory: those used last, none larger than this. The peer's own last payload comes on top,
 so the memory is at most these bytes and one payload (PAYLOAD_BYTES_MAX)."""
-DISK_IS_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NAME = re.compile(r"(\d{1,13})-([0-9a-f]{64})")
 
 
@@ -119,17 +117,16 @@ class Payloads:
                 try:
                     self._write(self._folder / "incoming", data, path)
                     break
-                except (
-                    OSError
-                ) as error:  # other peers decide how large votes are: they must not put this one out of the run
-                    if error.errno not in DISK_IS_FULL or not self._drop_before(step, "the disk is full"):
+                except OSError as error:  # others decide how large votes are: these put no peer out of the run
+                    if error.errno not in FULL or not self._drop_before(step, "the disk is full"):
                         raise
+            free = shutil.disk_usage(self._folder).free
         self._steps[sha256], self._sizes[sha256] = step, len(data)
         self._total += len(data)
         (self._remember_own if own else self._remember)(sha256, data)
-        while self._total > self.bytes_max and self._drop_before(
-            step, f"votes take more than {amount(self.bytes_max)}"
-        ):
+        most = (self._total + free) // 2  # snapshots need room, too
+        why = "the disk is nearly full" if most < self.bytes_max else f"votes take more than {amount(self.bytes_max)}"
+        while self._total > min(most, self.bytes_max) and self._drop_before(step, why):
             pass
         return True
 

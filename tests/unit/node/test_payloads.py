@@ -1,6 +1,7 @@
 """Payloads in memory: what is used stays there, within a bound, so that many pullers do not cost a hash each."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -136,12 +137,16 @@ def test_votes_of_others_give_way_on_a_full_disk_and_put_no_peer_out_of_the_run(
         names = [kept(store, number, 100_000, step=number) for number in range(1, 20)]
         assert store.get(names[-1]) == bytes([19]) * 100_000
         assert 0 < store.dropped_step < 18
-        assert [line["event"].split(":")[0] for line in lines] == ["the disk is full"]
+        assert [line["event"].split(":")[0] for line in lines] == ["the disk is nearly full"]
+        assert store.total_bytes <= shutil.disk_usage(disk).free, "snapshots need room, too"
         left = [path.name for path in store.folder.iterdir()]
         assert len(left) == 19 - store.dropped_step, "nothing half written stays"
         with pytest.raises(DiskError):
             kept(store, 20, 2 << 20, step=20)
         assert store.total_bytes == 0, "no room was to be had for it"
+        kept(store, 21, 200_000, step=21)
         fill(disk)
+        kept(store, 22, 5000, step=22)
+        assert store.dropped_step == 21, "another program has filled the disk"
         with pytest.raises(DiskError):
-            kept(store, 21, 5000, step=21)
+            kept(store, 23, 500_000, step=23)
