@@ -196,6 +196,6 @@ def vote_size(config: RunConfig, settings: PeerSettings, log: Any) -> int:
     """The size of this peer's votes. Raises OperatorError for one that the run's votes do not have."""
     if settings.own_size is not None and config.optimizer.selection not in SIZE_KEYS:
         log.warning(
-            f"vote_size has no effect: the run selects by {config.optimizer.selection}; its votes have one size"
+            "vote_size has no effect: votes of this run's selection have one size", selection=config.optimizer.selection
         )
     return config.optimizer.size_of(settings.own_size)

@@ -82,10 +82,11 @@ class PageProcess:
             if code in (0, WRONG_USE):
                 break
             starts = 1 if time.monotonic() - began > LIVES_SECONDS_MIN else starts + 1
-            self._log.warning(f"the process of the {self._what} ended; starting it again", code=code)
+            self._log.warning("the process of a page ended; starting it again", what=self._what, code=code)
             await asyncio.sleep(AGAIN_SECONDS)
         self._log.warning(
-            f"the {self._what} is off, and the runs go on without it",
+            "a page is off, and the runs go on without it",
+            what=self._what,
             listen=self._listen,
             hint="choose another address for it, or none",
         )
@@ -97,7 +98,7 @@ class PageProcess:
         try:
             child = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, env=own)
         except OSError as error:
-            self._log.warning(f"the process of the {self._what} cannot be started", why=error.strerror)
+            self._log.warning("the process of a page cannot be started", what=self._what, why=error.strerror)
             return error.errno or -1
         tasks = [asyncio.ensure_future(self._tell(child)), asyncio.ensure_future(child.wait())]
         try:

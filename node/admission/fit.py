@@ -238,12 +238,12 @@ def check(
         if not own:
             log.info("the model's size is not known before it is built")
         if idle := without_effect(config, settings):
-            log.warning(idle)
+            log.warning("settings have no effect", why=idle)
         return wanted, memories_of(config, settings, device, ranks=ranks, own=own)[0]
     if found.refused:
         raise OperatorError(found.refused)
-    log.info(f"disk: {found.disk}")
-    log.info(f"building the model: {found.why}")
+    log.info("room on the disk", disk=found.disk)
+    log.info("building the model", memory=found.why)
     size = found.micro_batch
     return wanted if size == min(wanted, config.clock.batch_samples) else size, found.memory
 

@@ -137,7 +137,7 @@ class Payloads:
             return False
         if not self.dropped_step:
             structlog.get_logger("peer").warning(
-                f"{why}: dropping other peers' votes of the oldest steps, which joiners may miss", step=oldest
+                "dropping other peers' votes of the oldest steps, which joiners may miss", step=oldest, why=why
             )
         self.dropped_step = max(self.dropped_step, oldest)
         self.forget_until(oldest)

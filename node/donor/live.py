@@ -133,9 +133,8 @@ def _read(path: Path) -> dict[str, Any]:
         kept = tomllib.loads(path.read_text(encoding=toml_file.WRITTEN))
         for key in sorted(GONE.keys() & kept.keys()):
             del kept[key]
-            structlog.get_logger("peer").info(
-                f"{path}: {key} is no setting any more, and is left out: {GONE[key]}", step="-"
-            )
+            log = structlog.get_logger("peer").bind(step="-", file=str(path))
+            log.info("a key is no setting any more, and is left out", key=key, why=GONE[key])
         return kept
     except FileNotFoundError:
         return {}
@@ -225,7 +224,9 @@ class Month:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning(f"{self._path}: cannot be read, so this month's traffic counts from now on", why=str(error))
+            log.warning(
+                "this month's traffic counts from now on: its file cannot be read", file=str(self._path), why=str(error)
+            )
             return
         self.name, self.up, self.down, self._others = name, max(up, 0), max(down, 0), others
 

@@ -299,11 +299,11 @@ def first_look(spec: ModelSpec, tokenizer: Tokenizer, config: RunConfig, log: An
     if not known:
         done = tried_model(spec, tokenizer, config.data.context)
         for note in (*done.notes, *([f"the model is not checked: {done.untried}"] if done.untried else [])):
-            log.warning(note)
+            log.warning("a dry run of the model says", why=note)
     if config.model.reference is not None:
         other = other_loss(spec, config.model.reference, tokenizer.vocabulary, config.data.context)
         if other:
-            log.warning(other)
+            log.warning("this machine computes another loss than the run's reference", why=other)
 
 
 def other_loss(spec: ModelSpec, reference: ReferenceLoss, vocabulary: int, context: int) -> str:

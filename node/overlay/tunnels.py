@@ -58,8 +58,9 @@ class Tunnels:
         if left and left != self._left:
             self._left = left
             self._log.warning(
-                f"this peer has no way to these: at most {TUNNELS_MAX} go through the HTTP proxy, each with an IP address",
+                "this peer has no way to these: few go through the HTTP proxy, each with an IP address",
                 addresses=left,
+                most=TUNNELS_MAX,
             )
         if local and list(local) != self._told:
             self._told = list(local)

@@ -166,8 +166,10 @@ class Follower:
             before, head = head, await self._client.offer(entries, newest)
             if head <= before:
                 raise NetworkError(f"the coordinator takes no entry after step {head} back")
-        text = "the coordinator's journal had lost its end: this peer gave entries back"
-        self._runtime.log.warning(text, step=step, entries=head - first)
+        log = self._runtime.log
+        log.warning(
+            "the coordinator's journal had lost its end: this peer gave entries back", step=step, entries=head - first
+        )
 
     async def _handle(self, event: pb.FollowResponse) -> None:
         what = event.WhichOneof("event")

@@ -153,7 +153,7 @@ class Publication:
             held = step == last.step and self._payloads.keep_own(last.payload_sha256)
             held = held and self._payloads.whole(last.payload_sha256, ranges) is not None
             what = "announcing them again" if held else "their payload is not here, so this peer sits the step out"
-            self._runtime.log.info(f"this peer announced votes before; {what}", step=step, announced_step=last.step)
+            self._runtime.log.info("this peer announced votes before", step=step, announced_step=last.step, then=what)
             return last if held else None
         if self._payloads.put_whole(step, data, ranges):
             self._runtime.counters.payload_bytes_sent += len(data)

@@ -27,6 +27,10 @@ FETCH_ROUNDS_MAX = 6
 # A peer asks for votes that the log names so often before it loads a snapshot instead.
 ACCEPTED_ROUNDS_MIN = 3
 AWAY_SHOWN = 3
+NOBODY_HAS_VOTES = (
+    "no peer online has votes of a step that the log names: waiting for such a peer. If none comes back, the run's operator "
+    "can go on from an earlier state: `swarmentum-coordinator run fork`"
+)
 AWAY_ROUNDS = 6
 """After some 15 s of them a person hears that a step waits for peers that are away."""
 
@@ -132,7 +136,8 @@ class Pulls:
                 self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
                 if rounds == AWAY_ROUNDS and not self._told_away:
                     self._told_away = True
-                    self._runtime.log.warning(_away(step, first))
+                    who = ", ".join(map(short, first[:AWAY_SHOWN]))
+                    self._runtime.log.warning(NOBODY_HAS_VOTES, step=step, authors=who)
                 await asyncio.sleep(waits.next())
 
     def keep(self, step: int, sha256: bytes, data: bytes) -> None:
@@ -206,12 +211,3 @@ def _for_range(number: int, holders: Sequence[bytes], by_range: ByRange) -> list
     """The same peers, and those last that add up other ranges alone: they have no slice of this one."""
     late = {*aggregators_in(by_range)}.difference(by_range[number] if number < len(by_range) else ())
     return sorted(holders, key=late.__contains__)
-
-
-def _away(step: int, holders: Sequence[bytes]) -> str:
-    """Words about votes that the log names, and that no peer online has."""
-    who = ", ".join(map(short, holders[:AWAY_SHOWN]))
-    return (
-        f"no peer online has votes of step {step} that the log names (they are of {who}): waiting for such a peer. If none "
-        "comes back, the run's operator can go on from an earlier state: `swarmentum-coordinator run fork`"
-    )

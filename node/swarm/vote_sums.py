@@ -126,8 +126,11 @@ class Aggregator:
             return  # the step is open with other aggregators meanwhile
         cuts = await self._addends.cuts(contributions, step, mine, by_range)
         if missing := sum(cut is None for cut in cuts):
-            text = "this peer lacks votes of a step that it should add up: the other aggregators decide"
-            self._runtime.log.warning(text, step=step, payloads=missing)
+            self._runtime.log.warning(
+                "this peer lacks votes of a step that it should add up: the other aggregators decide",
+                step=step,
+                payloads=missing,
+            )
             return
         sums = []
         for at, number in enumerate(mine):

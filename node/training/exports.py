@@ -115,7 +115,7 @@ class Exports:
     def _drop(self, step: int, why: str) -> None:
         del self._waiting[step]
         shutil.rmtree(self._unnamed(step), ignore_errors=True)
-        self._log.warning(f"an export is left out: {why}", step=step)
+        self._log.warning("an export is left out", step=step, why=why)
 
     def _prune(self) -> None:
         """Delete all exports but the newest ones."""

@@ -197,7 +197,7 @@ class Trainer:
         if paused:
             self.ready = None
             self.replica.rest()
-        self.log.info(self.wishes.words(), step=self.replica.step)
+        self.log.info("paused" if paused else "goes on", step=self.replica.step, why=self.wishes.words())
 
     def _contribute(self, opened: Opened) -> None:
         """Compute the gradient, then the votes, and publish them; abstain if the step is decided first.
@@ -257,7 +257,7 @@ class Trainer:
         if not result.samples or decided():
             why = self.wishes.words() if self.wishes.paused else "too late for this step"
             self.standing.late(tick.step, result.samples, opened.ranges or (), time.monotonic() - started)
-            self.log.info(f"no votes: {why}", step=tick.step, samples=result.samples)
+            self.log.info("no votes", step=tick.step, samples=result.samples, why=why)
             return None
         return PendingGradient(result, time.monotonic() - started, tick.step)
 
@@ -265,8 +265,10 @@ class Trainer:
         """Skip a step. `tell` the coordinator, unless the gradient was for the next step: that step computes its own."""
         voteless = isinstance(error, NoVotes)
         why = str(error) if voteless else f"{NOT_FINITE}: {error}"
-        words = f"no votes: {error}" if voteless else f"skipping this step: {NOT_FINITE}"
-        (self.log.info if voteless else self.log.warning)(words, step=step, why=str(error))
+        if voteless:
+            self.log.info("no votes", step=step, why=str(error))
+        else:
+            self.log.warning("skipping this step: the gradient is not finite", step=step, why=str(error))
         if tell:
             self.standing.skipped(step, why)
             self.swarm.abstained(step, str(error))
@@ -274,10 +276,9 @@ class Trainer:
     def _publish(self, opened: Opened, ready: PendingGradient) -> None:
         tick, result, started = opened.tick, ready.result, time.monotonic()
         if self.vote_size is not None:
-            before, arrivals = self.replica.size, self.swarm.counters.arrivals
-            clock, peers = self.terms.clock, len(tick.roster)
-            if (size := self.vote_size.fit(arrivals.took, 1000 * ready.seconds, clock, peers)) != before:
-                self.log.info("votes fit the uplink", step=tick.step, size=size, before=before)
+            took, peers = self.swarm.counters.arrivals.took, len(tick.roster)
+            if (size := self.vote_size.fit(took, 1000 * ready.seconds, self.terms.clock, peers)) != self.replica.size:
+                self.log.info("votes fit the uplink", step=tick.step, size=size, before=self.replica.size)
                 self.replica.size = size
         try:
             with self.spans.timed(tick.step, "vote"):

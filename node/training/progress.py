@@ -125,7 +125,7 @@ def apply_end(event: Ended, last: LastStep, replica: Replica, keeper: Keeper, ar
     """The operator ended the run. A state that is there already is stored for late joiners, as after the last planned step."""
     if not last.told(event.end, replica.step, replica.head):
         return
-    structlog.get_logger("peer").info(str(event.end), step=replica.step)
+    structlog.get_logger("peer").info("the operator ended the run", step=replica.step, why=str(event.end))
     if archive is not None:
         archive.end(event.envelope)
     if replica.step == last.step:

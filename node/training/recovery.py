@@ -312,7 +312,9 @@ class Recovery:
                 raise NetworkError(f"{self._away(wanted, newer_than)}; join again when such a peer is back")
             self.loading.waits(self._away(wanted, newer_than))
             wait = waits.next()
-            self._log.warning(self.loading.words, trying_again_in_seconds=round(wait))
+            self._log.warning(
+                "the state is not to be had yet", why=self.loading.words, trying_again_in_seconds=round(wait)
+            )
             if self._stopping.wait(wait):
                 raise StoppedError("stopped while waiting for a peer that has the model")
             self.loading.ended()

@@ -104,7 +104,7 @@ class ConditionWatch:
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self._log.warning(text)
+            self._log.warning("a setting cannot be kept to", why=text)
 
 
 TASKS = Path("/proc/self/task")
@@ -164,7 +164,7 @@ class ResourceLimits:
         self.owner = Owner(self.live.values.owner or "")
         signed = [SIGNATURE_IGNORED] if (settings.home / "owner.json").exists() else []
         for text in (*self.live.overruled(), *self.live.apply(), *signed):
-            log.info(text)
+            log.info("a setting is not as written", why=text)
         self.throttle.refresh()
         self.month = Month(settings.home, log)
         self.counters = Counters(
@@ -211,7 +211,7 @@ class ResourceLimits:
         with suppress(NetworkError):  # the network side is busy or closed: the next look tries again
             trainer.swarm.name_owner(owner)
             self.owner = self._told_owner = owner
-            self._log.info(f"the owner is {owner if owner.name else 'not named any more'}")
+            self._log.info("the owner's name is changed", owner=owner.name)
 
     def _limit_relaying(self, trainer: Trainer) -> None:
         with suppress(NetworkError):

@@ -226,9 +226,10 @@ class LocalSwarm:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def warnings(self, name: str) -> list[str]:
-        """The warnings in the log of a program of this swarm."""
+        """The warnings in the log of a program of this swarm, with their reasons."""
         lines = (self.folder / f"{name}.log").read_text().splitlines()
-        return [json.loads(line)["event"] for line in lines if line.startswith("{") and "warning" in line]
+        found = [json.loads(line) for line in lines if line.startswith("{") and "warning" in line]
+        return [": ".join(filter(None, [line["event"], line.get("why")])) for line in found]
 
     def last_step(self, name: str) -> int:
         steps = self.steps(name)

@@ -22,6 +22,11 @@ def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalSwarm
 
 
 @pytest.mark.long
+def whys(swarm: LocalSwarm, name: str, event: str) -> list[str]:
+    """The reasons of a peer's log lines with this event."""
+    return [line["why"] for line in swarm.events(name, event)]
+
+
 @pytest.mark.nightly
 def test_hours_pause_a_peer_and_a_restart_keeps_what_set_changed(swarm: LocalSwarm) -> None:
     swarm.join("ada")
@@ -31,7 +36,8 @@ def test_hours_pause_a_peer_and_a_restart_keeps_what_set_changed(swarm: LocalSwa
     told = owner(swarm, "eve", "set", "hours", day)
     assert [(row["key"], row["value"], row["kept"]) for row in told["settings"]] == [("hours", day, True)]
     why = f"outside the hours {day}; goes on at {day} 00:00"
-    wait_for("pause of eve", lambda: swarm.events("eve", f"paused: {why}"))
+    paused = f"paused: {why}"
+    wait_for("pause of eve", lambda: paused in whys(swarm, "eve", "paused"))
     paused_at = swarm.last_step("eve") + 2  # the step that was open may still have its votes
     swarm.wait_step("ada", paused_at + 10)
     swarm.wait_step("eve", paused_at + 10)
@@ -44,8 +50,8 @@ def test_hours_pause_a_peer_and_a_restart_keeps_what_set_changed(swarm: LocalSwa
     assert swarm.processes["eve"].finish()[0] == 0
     swarm.join("eve", "--hours", "mon-sun")
     kept = f"hours is {day}, as `swarmentum set` kept it in {swarm.folder / 'eve' / 'set.toml'}"
-    wait_for("what the file says", lambda: swarm.events("eve", kept))
-    wait_for("pause of eve again", lambda: len(swarm.events("eve", f"paused: {why}")) == 2)
+    wait_for("what the file says", lambda: kept in whys(swarm, "eve", "a setting is not as written"))
+    wait_for("pause of eve again", lambda: whys(swarm, "eve", "paused").count(paused) == 2)
 
     owner(swarm, "eve", "set", "nice", "twenty", code=2)
     assert (
@@ -81,7 +87,7 @@ def test_a_month_that_is_used_up_pauses_the_peer_and_is_counted_across_a_restart
     wait_for("the pause from the start on", lambda: swarm.events("eve", "paused from the start on"))
     wait_for(
         "eve in the run",
-        lambda: swarm.events("eve", "paused: " + swarm.events("eve", "paused from the start on")[0]["why"]),
+        lambda: "paused: " + whys(swarm, "eve", "paused from the start on")[0] in whys(swarm, "eve", "paused"),
     )
     assert owner(swarm, "eve", "me")["month"]["up"] >= told["month"]["up"]
     at = swarm.last_step("eve")

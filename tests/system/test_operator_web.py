@@ -163,7 +163,7 @@ def test_a_port_that_is_in_use_ends_the_page_and_not_the_coordinator(tmp_path: P
         made = Coordinator(tmp_path, f"127.0.0.1:{taken.getsockname()[1]}")
         try:
             log = tmp_path / "serve.log"
-            wait_for("warning", lambda: "the operator's page is off, and the runs go on without it" in log.read_text())
+            wait_for("warning", lambda: "a page is off, and the runs go on without it" in log.read_text())
             assert made.process.child.poll() is None
             made.process.interrupt()
             assert made.process.finish()[0] == 0

@@ -33,7 +33,7 @@ def test_a_paused_peer_costs_the_others_no_step_and_comes_back(swarm: LocalSwarm
     assert 0.0 < told["share"] < 1.0
 
     owner(swarm, "eve", "pause")
-    wait_for("pause of eve", lambda: swarm.events("eve", "paused by its owner"))
+    wait_for("pause of eve", lambda: swarm.events("eve", "paused"))
     paused_at = swarm.last_step("eve") + 2  # the step that was open may still have its votes
     swarm.wait_step("ada", paused_at + 20)
     swarm.wait_step("eve", paused_at + 20)

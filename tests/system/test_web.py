@@ -469,7 +469,7 @@ def test_the_page_ends_with_its_coordinator_and_a_busy_port_does_not_end_the_coo
         serve = ("coordinator", "serve", "--home", str(tmp_path), "--listen", "127.0.0.1:0", "--json", "--web-listen")
         process = swarm.start("busy", *serve, busy)
         process.first_json()
-        wait_for("warning", lambda: swarm.events("busy", "the web page is off, and the runs go on without it"))
+        wait_for("warning", lambda: swarm.events("busy", "a page is off, and the runs go on without it"))
         assert process.child.poll() is None
         process.interrupt()
         assert process.finish()[0] == 0

@@ -145,7 +145,9 @@ class Joined:
         self._thread.join(CLOSE_SECONDS_MAX)
         if self._thread.is_alive():
             structlog.get_logger("peer").warning(
-                f"the peer has not ended within {CLOSE_SECONDS_MAX:.0f} s: its last momentum may not be saved", step="-"
+                "the peer has not ended in time: its last momentum may not be saved",
+                step="-",
+                seconds=CLOSE_SECONDS_MAX,
             )
         _open.discard(self)
 

@@ -126,7 +126,7 @@ def test_a_machine_that_does_not_answer_leaves_the_peer_as_it_is_and_is_told_onc
     with capture_logs() as lines:
         owner.watch.look()
         owner.watch.look()
-    assert [line["event"] for line in lines] == [
+    assert [line["why"] for line in lines] == [
         "conditions cannot be looked at now: no such bus; the peer stays as it is"
     ]
     assert owner.wishes.held
@@ -144,8 +144,8 @@ def test_a_missing_library_is_told_once_and_another_reason_is_told(owner: Owner)
         ):
             owner.facts = facts
             owner.watch.look()
-    assert [(line["event"], line.get("why")) for line in lines] == [
-        ("no effect: NVIDIA's library does not say which programs use the GPU", None),
+    assert [(line["event"], line["why"]) for line in lines] == [
+        ("a setting cannot be kept to", "no effect: NVIDIA's library does not say which programs use the GPU"),
         ("still paused", "on battery; goes on when the machine is plugged in"),
     ]
     assert owner.wishes.held == ""

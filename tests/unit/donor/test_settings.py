@@ -44,7 +44,8 @@ def test_a_home_with_a_setting_that_is_gone_still_starts_and_says_so(tmp_path: P
         live = Live(tmp_path, LiveSettings())
     assert (live.values.nice, len(live.overruled())) == (7, 1)
     [line] = told
-    assert "overlay_memory_gb is no setting any more, and is left out: the machine's memory decides" in line["event"]
+    assert line["event"] == "a key is no setting any more, and is left out"
+    assert (line["key"], line["why"]) == ("overlay_memory_gb", "the machine's memory decides")
 
 
 @pytest.mark.parametrize(

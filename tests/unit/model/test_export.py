@@ -332,7 +332,7 @@ def looked(model: dict[str, Any], *, known: bool) -> list[str]:
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
     with capture_logs() as logs:
         first_look(spec, ByteTokenizer(), config, structlog.get_logger(), known=known)
-    return [log["event"] for log in logs]
+    return [log["why"] for log in logs]
 
 
 def test_the_first_peer_of_a_run_that_nobody_tried_refuses_a_worthless_model() -> None:

@@ -18,7 +18,7 @@ class Log:
         self.lines = list[tuple[str, int]]()
 
     def info(self, event: str, **facts: Any) -> None:
-        self.lines.append((event, facts["step"]))
+        self.lines.append((event, facts["step"], *filter(None, [facts.get("why")])))
 
     warning = info
 
@@ -67,7 +67,7 @@ def test_another_state_than_the_run_agreed_on_is_no_export(tmp_path: Path) -> No
     made.reached(10, b"mine")
     made.agreed(10, b"theirs")
     assert (published, names(tmp_path)) == ([], [])
-    assert log.lines == [("an export is left out: the run agreed on another state", 10)]
+    assert log.lines == [("an export is left out", 10, "the run agreed on another state")]
 
 
 def test_few_exports_wait_and_an_earlier_life_leaves_none(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_few_exports_wait_and_an_earlier_life_leaves_none(tmp_path: Path) -> Non
     for step in range(10, 100, 10):
         made.reached(step, b"r")
     assert len(names(tmp_path)) == WAITING_MAX
-    assert log.lines[0] == ("an export is left out: the run never agreed on its state", 10)
+    assert log.lines[0] == ("an export is left out", 10, "the run never agreed on its state")
     exports(tmp_path, log, [])
     assert names(tmp_path) == []
 

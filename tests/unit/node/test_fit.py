@@ -89,8 +89,8 @@ def test_a_setting_that_does_nothing_says_so(tmp_path: Path, monkeypatch: pytest
     with structlog.testing.capture_logs() as logs:
         for own in (True, False):
             fit.check(plain, settings(tmp_path, memory="small"), tmp_path, CPU, own=own)
-    assert logs[0] == {"event": words, "log_level": "warning", "step": "-"}
-    assert words in logs[2]["event"]
+    assert logs[0] == {"event": "settings have no effect", "why": words, "log_level": "warning", "step": "-"}
+    assert words in logs[2]["memory"]
 
 
 def test_a_peer_of_several_devices_and_a_run_without_a_second_moment_have_one_way(tmp_path: Path) -> None:

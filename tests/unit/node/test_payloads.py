@@ -137,7 +137,7 @@ def test_votes_of_others_give_way_on_a_full_disk_and_put_no_peer_out_of_the_run(
         names = [kept(store, number, 100_000, step=number) for number in range(1, 20)]
         assert store.get(names[-1]) == bytes([19]) * 100_000
         assert 0 < store.dropped_step < 18
-        assert [line["event"].split(":")[0] for line in lines] == ["the disk is nearly full"]
+        assert [line["why"] for line in lines] == ["the disk is nearly full"]
         assert store.total_bytes <= shutil.disk_usage(disk).free, "snapshots need room, too"
         left = [path.name for path in store.folder.iterdir()]
         assert len(left) == 19 - store.dropped_step, "nothing half written stays"
