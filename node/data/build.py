@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.corpus import survey
-from node.data.manifest import MANIFEST, SHARDS_MAX, Shard, ShardManifest, sha256_of
 from node.data.samples import SHUFFLED_TOKENS, Shuffle, shuffled
 from node.data.shard_cache import matches
+from node.data.shards import MANIFEST, SHARDS_MAX, Shard, ShardManifest, sha256_of
 from node.data.sources import HUB, Source, documents
 from node.data.tally import ALLOW, Reading, Tally
 from node.data.tokenizer import Encoder, Tokenizer

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from node.data.manifest import MANIFEST, ShardManifest
 from node.data.rows import BOM_BYTES, LINE_BYTES_MAX, markup_note
 from node.data.shard_cache import manifest_of
+from node.data.shards import MANIFEST, ShardManifest
 from node.data.sources import (
     ARCHIVES,
     HUB,

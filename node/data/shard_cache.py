@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, ShardManifest, parse
+from node.data.shards import MANIFEST, MANIFEST_BYTES_MAX, Shard, ShardManifest, parse
 from node.data.tokens import FileTokens, check_vocabulary
 from protos.errors import DataError
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.data.manifest import MANIFEST, Shard, ShardManifest, parse, sha256_of
 from node.data.samples import Samples
 from node.data.shard_cache import Cache, Folder, Shards, manifest_of
-from node.data.shards import ShardedSamples
+from node.data.shards import MANIFEST, Shard, ShardedSamples, ShardManifest, parse, sha256_of
 from node.data.tokens import FileTokens
 from protos.assignment import Range
 from protos.errors import DataError
