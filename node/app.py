@@ -40,9 +40,9 @@ from node.terminal.stage import Stage
 from node.text import Text, open_text
 from node.training import exports
 from node.training.exports import Exports, Series
-from node.training.handover import Unread
 from node.training.held_out import Evaluator
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
+from node.training.maker import Unread
 from node.training.need import IN_MAIN, Memory
 from node.training.replica import Replica
 from node.training.resource_limits import ResourceLimits

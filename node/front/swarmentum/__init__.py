@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from node.optim.demo import DeMoConfig
     from node.optim.local import LocalConfig
     from node.optim.torch_optimizer import DeMoOptimizer
-    from node.training.handover import Share
+    from node.training.maker import Share
     from protos.errors import (
         DivergedError,
         NetworkError,
@@ -51,7 +51,7 @@ _HOME = {
     "Peer": "swarmentum._reading",
     "RefusedError": "protos.errors",
     "Run": "swarmentum._reading",
-    "Share": "node.training.handover",
+    "Share": "node.training.maker",
     "Step": "swarmentum._reading",
     "StoppedError": "protos.errors",
     "SwarmOptimizer": "swarmentum._join",
