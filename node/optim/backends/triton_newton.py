@@ -1,4 +1,4 @@
-"""Newton-Schulz iterations of one chunk in Triton: `exact.chunkwise` in the same bits, by int8 products. ADR 25."""
+"""Newton-Schulz iterations of one chunk in Triton: `orthogonal_chunks` in the same bits, by int8 products. ADR 25."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from node.optim.exact import chunkwise
 from node.optim.exact import orthogonal as whole_matrices
 from node.optim.exact.elementwise import SMALLEST
 
@@ -16,21 +15,21 @@ _ROUND_BITS = tl.constexpr(int(np.float32(12582912.0).view(np.int32)))
 
 _CONSTANT, _LINEAR, _QUADRATIC = map(tl.constexpr, whole_matrices.COEFFICIENTS)
 _ENTRY_MAX = tl.constexpr(whole_matrices.ENTRY_MAX)
-_FACTOR_MAX = tl.constexpr(float(chunkwise.FACTOR_MAX))
-_FACTOR_UNITS = tl.constexpr(chunkwise.FACTOR_UNITS)
-_GRAM_MIN = tl.constexpr(chunkwise.GRAM_MIN)
-_LARGEST_MIN = tl.constexpr(chunkwise.LARGEST_MIN)
-_SCALE = tl.constexpr(chunkwise.SCALE)
+_FACTOR_MAX = tl.constexpr(float(whole_matrices.FACTOR_MAX))
+_FACTOR_UNITS = tl.constexpr(whole_matrices.FACTOR_UNITS)
+_GRAM_MIN = tl.constexpr(whole_matrices.GRAM_MIN)
+_LARGEST_MIN = tl.constexpr(whole_matrices.LARGEST_MIN)
+_SCALE = tl.constexpr(whole_matrices.SCALE)
 _SMALLEST = tl.constexpr(SMALLEST)
 _EXPONENT_BITS = tl.constexpr(0x7F800000)
 _INVERSE_BITS = tl.constexpr(2 * 127 << 23)
-_WHOLE = tl.constexpr(2.0**chunkwise.WHOLE_EXPONENT)
-_DIGIT = tl.constexpr(chunkwise.DIGIT)
+_WHOLE = tl.constexpr(2.0**whole_matrices.WHOLE_EXPONENT)
+_DIGIT = tl.constexpr(whole_matrices.DIGIT)
 
 
 @triton.jit
 def orthogonal(turned, diagonal, ITERATIONS: tl.constexpr):
-    """`chunkwise.orthogonal_chunks` of one chunk, fp32 [64, 64], transposed on both sides. `diagonal` is true there.
+    """`orthogonal_chunks` of one chunk, fp32 [64, 64], transposed on both sides. `diagonal` is true there.
 
     Tensor cores read int8 along the sum alone. Of `x^T x` both factors lie so in the transposed chunk, and what is symmetric
     lies so anyway.
