@@ -4,6 +4,10 @@ The file holds the fp32 parameters and the base optimizer's state in order of th
 metadata. The file holds no buffers of the model, because they are no part of the replicated state. The manifest names the
 pieces by sha256, and its own sha256 is the snapshot's root.
 
+A fork's state of step 0 is a snapshot of its parent run: the same pieces under two manifests. The genesis names the parent
+run's manifest by its root. The fork's own manifest has the fork's run id and step 0. Each follows from the other, so
+a peer that has the fork's snapshot of step 0 serves the parent run's snapshot, too. ADR 5.
+
 Refuses manifests beyond the limits or not in canonical form, pieces that the manifest does not name, and files that do not fit
 the model. Each is a `protos.errors.Refusal` with its reason. The model changes only after all checks.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +29,7 @@ from torch import Tensor, nn
 from node.optim.spread import Pieces
 from protos import limits as contract
 from protos.errors import Reason, Refusal
+from protos.start import StartingState
 from protos.v1 import snapshot_pb2
 
 NAMES_SHOWN_MAX: Final = 4  # in an error about names that do not fit
@@ -239,3 +244,28 @@ def _check_fit(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor | 
                 f"snapshot has {name} as {found.dtype} {tuple(found.shape)}, "
                 f"the model as {parameter.dtype} {tuple(parameter.shape)}",
             )
+
+
+def of_parent(own: SnapshotManifest, start: StartingState) -> SnapshotManifest:
+    """The parent run's manifest of the pieces that the fork's own manifest of step 0 names."""
+    return replace(own, run_id=start.run_id, step=start.step, entry_hash=start.entry_hash)
+
+
+def of_fork(manifest: SnapshotManifest, run_id: bytes) -> SnapshotManifest:
+    """The fork's own manifest of step 0, from the parent run's."""
+    return replace(manifest, run_id=run_id, step=0, entry_hash=run_id)
+
+
+def is_start(own: SnapshotManifest, start: StartingState) -> bool:
+    """Whether this manifest of step 0 names the pieces that the genesis names."""
+    return of_parent(own, start).root == start.root and own.total_bytes == start.total_bytes
+
+
+def check_start(manifest: SnapshotManifest, start: StartingState, layout_digest: bytes) -> None:
+    """Raises Refusal unless this is the manifest of the parent run that the genesis names, in this run's layout."""
+    if manifest.root != start.root or (manifest.run_id, manifest.step) != (start.run_id, start.step):
+        raise Refusal(Reason.HASH_MISMATCH, f"the starting state is not that of {start}")
+    if manifest.entry_hash != start.entry_hash or manifest.total_bytes != start.total_bytes:
+        raise Refusal(Reason.HASH_MISMATCH, "the starting state has another size or entry than the genesis says")
+    if manifest.layout_digest != layout_digest:
+        raise Refusal(Reason.WRONG_LAYOUT, "the starting state has another parameter layout than this run's model")
