@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from node.optim import aggregate
 from node.optim.base import Base
 from node.optim.demo import DeMoConfig
-from node.optim.dtensor import is_dealt, is_dtensor
-from node.optim.laid_out import LaidOut
+from node.optim.laid_out import LaidOut, is_dealt, is_dtensor
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace, kinds_of, named_tensors
 from node.optim.second_moment import SecondMoment, local_part
 from node.optim.spread import Pieces, Spread, checked, fill_share, matrix_of
