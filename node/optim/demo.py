@@ -27,8 +27,7 @@ from node.optim.laid_out import LaidOut, zeros
 from node.optim.layout import CHUNK_SIDE, Layout, Source, kinds_of, trainable_tensors
 from node.optim.run_settings import RUN, check
 from node.optim.second_moment import Kind, SecondMoment
-from node.optim.step import Contributions, Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32
-from node.optim.tiles import look_ahead
+from node.optim.step import Contributions, Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32, look_ahead
 from node.optim.votes import bits
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format, Selection
