@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
 from node.data.samples import BATCH_SAMPLES_MAX, HELD_OUT_FRACTION, Batch, Samples, permute
 from node.data.tokens import TOKEN_TYPES, FileTokens
@@ -36,34 +37,49 @@ SHARD_BYTES_MAX: Final = 1 << 32
 TEXT_CHARACTERS_MAX: Final = 1000
 REASONS_MAX: Final = 64
 COUNT_MAX: Final = 1 << 62
-REASON: Final = re.compile(r"[a-z0-9_]{1,40}")
-SHARD_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-SHA256_HEX: Final = re.compile(r"[0-9a-f]{64}")
+STRICT: Final = ConfigDict(strict=True)
+
+Count = Annotated[int, Field(ge=1)]
+Sha256Hex = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+Words = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Shard:
     """One file of a set."""
 
-    name: str
-    tokens: int
-    sha256: str
+    name: Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\z")]
+    tokens: Annotated[Count, Field(le=SHARD_BYTES_MAX)]
+    sha256: Sha256Hex
     """Of the file, in hex digits."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ShardManifest:
     """A set of shards. `tokenizer_sha256`: of the tokenizer's description, which differs if two encode differently."""
 
-    tokenizer: str
-    tokenizer_sha256: str
-    vocabulary: int
-    dtype: str
-    shards: tuple[Shard, ...]
-    source: str = ""
+    tokenizer: Words
+    tokenizer_sha256: Sha256Hex
+    vocabulary: Annotated[Count, Field(le=1 << 32)]
+    dtype: Annotated[str, Field(pattern=rf"\A({'|'.join(TOKEN_TYPES)})\z")]
+    shards: Annotated[tuple[Shard, ...], Field(min_length=1, max_length=SHARDS_MAX)]
+    source: Words = ""
     """For people: the text that the tokens come from."""
-    left_out: tuple[tuple[str, int], ...] = ()
+    left_out: Annotated[
+        tuple[tuple[Annotated[str, Field(pattern=r"\A[a-z0-9_]{1,40}\z")], Annotated[Count, Field(le=COUNT_MAX)]], ...],
+        Field(max_length=REASONS_MAX),
+        BeforeValidator(lambda value: tuple(value.items()) if isinstance(value, dict) else value),
+    ] = ()
     """For people: what of the text is not in the tokens, by reason. A manifest without it is as it always was."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = {shard.name for shard in self.shards}
+        if len(names) < len(self.shards) or MANIFEST in names:
+            raise ValueError(f"two shards have one name, or one is named {MANIFEST}")
+        if any(shard.tokens > SHARD_BYTES_MAX // self.width for shard in self.shards):
+            raise ValueError(f"a shard has more than {SHARD_BYTES_MAX >> 30} GiB")
+        return self
 
     @property
     def width(self) -> int:
@@ -92,69 +108,17 @@ def parse(data: bytes, place: str) -> ShardManifest:
     try:
         if len(data) > MANIFEST_BYTES_MAX:
             raise ValueError(f"it has more than {MANIFEST_BYTES_MAX >> 20} MiB")
-        values = json.loads(data)
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            found = values.get("format") if isinstance(values, dict) else type(values).__name__
+        found = TypeAdapter(dict[str, Any]).validate_json(data).get("format")
+        if found != FORMAT:
             raise ValueError(f"its format is {found!r}, and this version reads format {FORMAT}")
-        return _manifest(values)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        return TypeAdapter(ShardManifest).validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        why = (f"{key} is {str(first['input'])[:40]!r}: " if key else "") + first["msg"]
         raise DataError(f"data: {place} is no manifest of token shards: {why}") from error
-
-
-def _manifest(values: dict[str, Any]) -> ShardManifest:
-    dtype, shards = values["dtype"], values["shards"]
-    if dtype not in TOKEN_TYPES:
-        raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(TOKEN_TYPES)}")
-    if not isinstance(shards, list) or not 1 <= len(shards) <= SHARDS_MAX:
-        raise ValueError(f"shards: expected a list of 1 to {SHARDS_MAX}")
-    made = tuple(_shard(values, np.dtype(dtype).itemsize) for values in shards)
-    if len({shard.name for shard in made}) < len(made):
-        raise ValueError("two shards have one name")
-    return ShardManifest(
-        _text(values, "tokenizer"),
-        _hash(values, "tokenizer_sha256"),
-        _count(values, "vocabulary", 1 << 32),
-        dtype,
-        made,
-        _text(values, "source"),
-        _left_out(values),
-    )
-
-
-def _left_out(values: dict[str, Any]) -> tuple[tuple[str, int], ...]:
-    left = values.get("left_out", {})
-    if not isinstance(left, dict) or len(left) > REASONS_MAX or not all(map(REASON.fullmatch, left)):
-        raise ValueError(f"left_out: expected a count for each of at most {REASONS_MAX} reasons")
-    return tuple((reason, _count(left, reason, COUNT_MAX)) for reason in left)
-
-
-def _shard(values: dict[str, Any], width: int) -> Shard:
-    name = values["name"]
-    if not isinstance(name, str) or not SHARD_NAME.fullmatch(name) or name == MANIFEST:
-        raise ValueError(f"a shard is named {str(name)[:100]!r}: expected letters, digits, '.', '_' and '-'")
-    return Shard(name, _count(values, "tokens", SHARD_BYTES_MAX // width), _hash(values, "sha256"))
-
-
-def _count(values: dict[str, Any], name: str, most: int) -> int:
-    count = values[name]
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
-        raise ValueError(f"{name} is {str(count)[:40]}: expected 1 to {most}")
-    return count
-
-
-def _hash(values: dict[str, Any], name: str) -> str:
-    text = values[name]
-    if not isinstance(text, str) or not SHA256_HEX.fullmatch(text):
-        raise ValueError(f"{name}: expected 64 hex digits")
-    return text
-
-
-def _text(values: dict[str, Any], name: str) -> str:
-    text = values.get(name, "")
-    if not isinstance(text, str) or len(text) > TEXT_CHARACTERS_MAX:
-        raise ValueError(f"{name}: expected text of at most {TEXT_CHARACTERS_MAX} characters")
-    return text
+    except ValueError as error:
+        raise DataError(f"data: {place} is no manifest of token shards: {error}") from error
 
 
 AHEAD_SHARDS: Final = 1
