@@ -17,7 +17,6 @@ from node.data.shards import MANIFEST, MANIFEST_BYTES_MAX, Shard, ShardManifest,
 from node.data.tokens import FileTokens, check_vocabulary
 from protos.errors import DataError
 
-BLOCK_BYTES: Final = 1 << 20
 OPEN_SHARDS_MAX: Final = 8
 PART: Final = ".part"
 """End of the name of a shard that is not whole yet."""

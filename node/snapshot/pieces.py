@@ -15,8 +15,7 @@ the model. Each is a `protos.errors.Refusal` with its reason. The model changes 
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -115,11 +114,6 @@ def iterate_pieces(data: bytes, piece_bytes: int) -> Iterator[bytes]:
         yield data[start : start + piece_bytes]
 
 
-def cut(data: bytes, piece_bytes: int = contract.SNAPSHOT_PIECE_BYTES) -> list[bytes]:
-    """All pieces at once (a second copy of the snapshot in memory)."""
-    return list(iterate_pieces(data, piece_bytes))
-
-
 def describe(
     data: bytes,
     *,
@@ -191,20 +185,6 @@ def check_piece(manifest: SnapshotManifest, index: int, piece: bytes) -> None:
         )
     if hashlib.sha256(piece).digest() != manifest.piece_hashes[index]:
         raise Refusal(Reason.HASH_MISMATCH, f"piece {index} is not what the manifest says")
-
-
-def assemble(manifest: SnapshotManifest, pieces: Iterable[bytes]) -> bytes:
-    """The snapshot's file from all its pieces in order. Each piece is checked; an iterator is read one piece at a time."""
-    joined, count = io.BytesIO(), 0
-    for piece in pieces:
-        if count == len(manifest.piece_hashes):
-            raise Refusal(Reason.OUT_OF_RANGE, f"more than the {count} pieces of the manifest")
-        check_piece(manifest, count, piece)
-        joined.write(piece)
-        count += 1
-    if count < len(manifest.piece_hashes):
-        raise Refusal(Reason.OUT_OF_RANGE, f"{count} of the {len(manifest.piece_hashes)} pieces of the manifest")
-    return joined.getvalue()
 
 
 @torch.no_grad()
