@@ -15,6 +15,7 @@ import torch
 
 from node.admission import fit
 from node.admission.consent import MachineRequest, TokenizerSource, place_of, request
+from node.admission.fit import Failing, telling
 from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
@@ -24,7 +25,6 @@ from node.control.control_server import ControlServer
 from node.donor.live import BYTES_A_GB, Kept, allowed
 from node.export.card import facts_of
 from node.export.model_folder import check_folder, export, first_look, writer
-from node.join_failures import Failing, telling
 from node.link.client import check_genesis
 from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
