@@ -10,9 +10,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from node.commands import dataset, service
-from node.commands.audit_folder import audit_folder
 from node.commands.control import finish, leave, me, pause, resume, set_
-from node.commands.copies import export
+from node.commands.copies import audit_folder, export
 from node.commands.evaluate import evaluate
 from node.commands.join import anchor, join
 from node.commands.options import (
@@ -332,7 +331,7 @@ def export_log(
     """Write a run's signed log to a file, which anybody can check without its coordinator: `swarmentum ledger FILE`."""
     need_node_extra()
     configure_logging(as_json=as_json)
-    from node.commands.audit_folder import export_log_file
+    from node.commands.copies import export_log_file
 
     export_log_file(invite, file, as_json=as_json)
 

@@ -15,6 +15,7 @@ import torch
 
 from node.admission import fit
 from node.admission.consent import MachineRequest, TokenizerSource, place_of, request
+from node.admission.fit import Failing, telling
 from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
@@ -24,7 +25,6 @@ from node.control.control_server import ControlServer
 from node.donor.live import BYTES_A_GB, Kept, allowed
 from node.export.card import facts_of
 from node.export.model_folder import check_folder, export, first_look, writer
-from node.join_failures import Failing, telling
 from node.link.client import check_genesis
 from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
@@ -40,9 +40,9 @@ from node.terminal.stage import Stage
 from node.text import Text, open_text
 from node.training import exports
 from node.training.exports import Exports, Series
-from node.training.handover import Unread
 from node.training.held_out import Evaluator
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
+from node.training.maker import Unread
 from node.training.need import IN_MAIN, Memory
 from node.training.replica import Replica
 from node.training.resource_limits import ResourceLimits

@@ -29,8 +29,8 @@ from node.training.loop import Trainer
 from node.training.maker import BuiltIn
 from node.training.recovery import Stopping
 from node.training.replica import Replica
+from node.training.resource_limits import Throttle
 from node.training.telemetry import Spans, StepLog, Summary
-from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor, aggregate, is_sum, open_aggregate

@@ -19,8 +19,8 @@ from node.model.spec import ModelError, ModelSpec, build, check_parameters
 from node.optim.layout import Layout
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
-from node.training.handover import Handover
 from node.training.host_maker import HostMaker
+from node.training.maker import Handover
 from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
 from node.training.replica import Replica

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from node.admission.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
 from node.data.corpus import left_out_of, open_corpus
-from node.data.manifest import MANIFEST, ShardManifest, parse, sha256_of
 from node.data.samples import MixedSamples, Samples
 from node.data.shard_cache import Cache, Folder, Shards, manifest_of
-from node.data.shards import ShardedSamples
+from node.data.shards import MANIFEST, ShardedSamples, ShardManifest, parse, sha256_of
 from node.data.tally import Reading
+from node.data.text_files import reason_of_name
 from node.data.tokenizer import Tokenizer, run_tokenizer
-from node.data.walk import reason_of_name
 from node.donor.live import Kept, allowed
 from protos.address import is_web
 from protos.assignment import Range, phases

@@ -1,14 +1,18 @@
-"""What `join` checks before it downloads or builds anything: does the run fit this machine's memory and disk?
+"""What keeps this machine from a run: its memory and disk, which the run may not fit; and the word to the operator about it.
 
-Counts the model without building it, looks at the machine, and asks `node.training.need`. Refuses, with one line, a run that
-does not fit. Changes nothing.
+`join` checks this before it downloads or builds anything. It counts the model without building it, looks at the machine, and
+asks `node.training.need`. Refuses, with one line, a run that does not fit. Changes nothing.
+
+`telling` tells one word and this program's version, without a name (ADR 21). Refuses to tell what the person decided (no
+consent, Ctrl-C) and what the coordinator knows already. To tell is best effort.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +23,15 @@ import torch
 from node.admission.consent import TokenizerSource, place_of
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
-from node.model.device import computes_short, main_memory, room_of
+from node.model.device import DeviceError, computes_short, main_memory, room_of
+from node.model.gradients import no_room
 from node.model.size import ModelSize, activation_bytes, size_of
-from node.model.spec import ModelSpec
+from node.model.spec import ModelError, ModelSpec
 from node.training import need as needs
 from node.training.need import IN_MAIN, Memory, Need, kind_of
-from protos.errors import OperatorError
+from protos.errors import DataError, OperatorError, SwarmentumError, TokenizerError
 from protos.run_config import RunConfig
+from protos.v1 import coordinator_pb2 as pb
 
 
 def spec_of(config: RunConfig) -> ModelSpec:
@@ -265,3 +271,41 @@ def bytes_in(folder: Path) -> int:
             except OSError:
                 continue
     return total
+
+
+Failing = pb.JoinFailure
+BY_ERROR = (
+    (TokenizerError, Failing.JOIN_FAILURE_TOKENIZER),
+    (DataError, Failing.JOIN_FAILURE_DATA),
+    (ModelError, Failing.JOIN_FAILURE_MODEL),
+    (DeviceError, Failing.JOIN_FAILURE_DEVICE),
+)
+
+
+@dataclass
+class JoinStage:
+    """What the peer does now: the reason, if it fails there without a more precise error. None: do not tell."""
+
+    reason: pb.JoinFailure | None = None
+
+
+@contextmanager
+def telling(tell: Callable[[pb.JoinFailure], None]) -> Iterator[JoinStage]:
+    """`tell` the reason of an error that ends the start of a peer, then raise that error."""
+    stage = JoinStage()
+    try:
+        yield stage
+    except (OperatorError, RuntimeError, MemoryError) as error:
+        reason = _reason(stage, error)
+        if reason is not None:
+            with suppress(SwarmentumError):
+                tell(reason)
+        raise
+
+
+def _reason(stage: JoinStage, error: BaseException) -> pb.JoinFailure | None:
+    if stage.reason is None:
+        return None
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and no_room(error)):
+        return Failing.JOIN_FAILURE_MEMORY
+    return next((reason for kind, reason in BY_ERROR if isinstance(error, kind)), stage.reason)

@@ -18,9 +18,8 @@ from node.archive import files
 from node.archive.confirmed import BadStepError, Confirmed
 from node.archive.files import Genesis, Segment
 from node.optim.digest import part_of, state_digest
-from node.snapshot.elsewhere import is_start
 from node.snapshot.image import Image
-from node.snapshot.pieces import SnapshotManifest, check_piece, load, open_manifest
+from node.snapshot.pieces import SnapshotManifest, check_piece, is_start, load, open_manifest
 from node.training.optimizers import optimizer_of
 from node.training.replica import BASE_PREFIX
 from node.wire.codec import Update

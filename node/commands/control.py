@@ -115,7 +115,7 @@ def _each(
 
     A peer that does not answer keeps no other from its answer; the first such error is raised at the end.
     """
-    from node.commands.several_devices import homes_of
+    from node.commands.join import homes_of
     from node.config import load_settings
 
     home, wrong = load_settings(home=given).home, list[SwarmentumError]()

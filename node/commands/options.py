@@ -250,7 +250,6 @@ InviteFile = Annotated[
         help="A file with the link. All users of a machine can see a link on the command line.", rich_help_panel=FIRST
     ),
 ]
-Home = Annotated[Path | None, option("home")]
 AllowCode = Annotated[bool, option("allow_code")]
 AllowLeftOut = Annotated[bool, option("allow_left_out")]
 

@@ -46,7 +46,6 @@ ADAPTERS: Final = ("adapter_config.json", "adapter_model.safetensors", "adapter_
 """What peft writes; transformers adds it to the weights beside it."""
 NAMES_SHOWN_MAX: Final = 3
 OUT_BYTES_MAX: Final = 1 << 16
-BYTES_A_GB: Final = 10**9
 SAME_ANSWERS: Final = re.compile(
     r"transformers_version|architectures|(torch_)?dtype|_name_or_path|\w*token_ids?|\w*vocab_size\w*|n_positions|"
     r"max_position_embeddings|max_window_layers|output_\w+|return_dict\w*|use_cache|id2label|label2id|problem_type|"

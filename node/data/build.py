@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.corpus import survey
-from node.data.manifest import MANIFEST, SHARDS_MAX, Shard, ShardManifest, sha256_of
 from node.data.samples import SHUFFLED_TOKENS, Shuffle, shuffled
 from node.data.shard_cache import matches
+from node.data.shards import MANIFEST, SHARDS_MAX, Shard, ShardManifest, sha256_of
 from node.data.sources import HUB, Source, documents
 from node.data.tally import ALLOW, Reading, Tally
+from node.data.text_files import STATE_FILE
 from node.data.tokenizer import Encoder, Tokenizer
 from node.data.tokens import parts_of
-from node.data.walk import STATE_FILE
 from protos.disk import write_bytes, writing
 from protos.errors import DataError
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from node.data.manifest import MANIFEST, ShardManifest
 from node.data.rows import BOM_BYTES, LINE_BYTES_MAX, markup_note
 from node.data.shard_cache import manifest_of
+from node.data.shards import MANIFEST, ShardManifest
 from node.data.sources import (
     ARCHIVES,
     HUB,
@@ -23,6 +23,7 @@ from node.data.sources import (
     standard_library,
 )
 from node.data.tally import ALLOW, SHARE_MAX, LeftOutReason, Reading, Tally
+from node.data.text_files import PackedError, file_size, mode_of, opened
 from node.data.tokenizer import ByteTokenizer, Encoder, Tokenizer, run_tokenizer
 from node.data.tokens import (
     SCAN_TOKENS,
@@ -37,8 +38,6 @@ from node.data.tokens import (
     parts_of,
     tokenise,
 )
-from node.data.unpack import PackedError, opened
-from node.data.walk import file_size, mode_of
 from protos.errors import DataError
 
 

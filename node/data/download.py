@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import httpx2
 
-from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
 from node.data.shard_cache import PART, matches
+from node.data.shards import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
 from protos.address import SCHEMES
 from protos.errors import DataError, NetworkError
 from protos.version import software_version

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from node.data.tally import LeftOutReason, Tally
-from node.data.unpack import PackedError, Unpacked, inner_name, opened
+from node.data.text_files import PackedError, Unpacked, inner_name, opened
 from protos.errors import DataError
 
 JSON_LINES: Final = (".jsonl", ".ndjson")

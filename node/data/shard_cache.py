@@ -13,11 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, ShardManifest, parse
+from node.data.shards import MANIFEST, MANIFEST_BYTES_MAX, Shard, ShardManifest, parse
 from node.data.tokens import FileTokens, check_vocabulary
 from protos.errors import DataError
 
-BLOCK_BYTES: Final = 1 << 20
 OPEN_SHARDS_MAX: Final = 8
 PART: Final = ".part"
 """End of the name of a shard that is not whole yet."""

@@ -1,4 +1,7 @@
-"""Samples over a set of token shards of which only a few are on this machine at a time. A pure function of index and manifest.
+"""A set of token shards: its manifest, whose SHA-256 names it, and the samples over shards of which only a few are here.
+
+The shards of a set are raw little-endian token files. The manifest, a small JSON file beside them, may come from a stranger's
+server, so `parse` is its door. Samples are a pure function of index and manifest.
 
 An epoch takes the shards in a random order, and the windows of each shard in a random order. So the samples of one step lie in
 one shard or two, and all peers need the same shard at the same time. A peer keeps a few shards and fetches the next one.
@@ -9,23 +12,118 @@ A window never crosses two shards. The end of the last shard is held out and nev
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Annotated, Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
-from node.data.manifest import ShardManifest
 from node.data.samples import BATCH_SAMPLES_MAX, HELD_OUT_FRACTION, Batch, Samples, permute
-from node.data.tokens import FileTokens
+from node.data.tokens import TOKEN_TYPES, FileTokens
 from protos.assignment import Range
 from protos.errors import DataError
+
+MANIFEST: Final = "manifest.json"
+FORMAT: Final = 1
+MANIFEST_BYTES_MAX: Final = 32 << 20
+SHARDS_MAX: Final = 1 << 17
+SHARD_BYTES_MAX: Final = 1 << 32
+TEXT_CHARACTERS_MAX: Final = 1000
+REASONS_MAX: Final = 64
+COUNT_MAX: Final = 1 << 62
+STRICT: Final = ConfigDict(strict=True)
+
+Count = Annotated[int, Field(ge=1)]
+Sha256Hex = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+Words = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Shard:
+    """One file of a set."""
+
+    name: Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\z")]
+    tokens: Annotated[Count, Field(le=SHARD_BYTES_MAX)]
+    sha256: Sha256Hex
+    """Of the file, in hex digits."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class ShardManifest:
+    """A set of shards. `tokenizer_sha256`: of the tokenizer's description, which differs if two encode differently."""
+
+    tokenizer: Words
+    tokenizer_sha256: Sha256Hex
+    vocabulary: Annotated[Count, Field(le=1 << 32)]
+    dtype: Annotated[str, Field(pattern=rf"\A({'|'.join(TOKEN_TYPES)})\z")]
+    shards: Annotated[tuple[Shard, ...], Field(min_length=1, max_length=SHARDS_MAX)]
+    source: Words = ""
+    """For people: the text that the tokens come from."""
+    left_out: Annotated[
+        tuple[tuple[Annotated[str, Field(pattern=r"\A[a-z0-9_]{1,40}\z")], Annotated[Count, Field(le=COUNT_MAX)]], ...],
+        Field(max_length=REASONS_MAX),
+        BeforeValidator(lambda value: tuple(value.items()) if isinstance(value, dict) else value),
+    ] = ()
+    """For people: what of the text is not in the tokens, by reason. A manifest without it is as it always was."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = {shard.name for shard in self.shards}
+        if len(names) < len(self.shards) or MANIFEST in names:
+            raise ValueError(f"two shards have one name, or one is named {MANIFEST}")
+        if any(shard.tokens > SHARD_BYTES_MAX // self.width for shard in self.shards):
+            raise ValueError(f"a shard has more than {SHARD_BYTES_MAX >> 30} GiB")
+        return self
+
+    @property
+    def width(self) -> int:
+        """Bytes of a token."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def tokens(self) -> int:
+        """Of all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    def encode(self) -> bytes:
+        """The file."""
+        values = {"format": FORMAT, **asdict(self)}
+        left = dict(values.pop("left_out"))
+        return json.dumps(values | ({"left_out": left} if left else {}), indent=1).encode() + b"\n"
+
+
+def sha256_of(data: bytes) -> str:
+    """The name of a set: the hash of its manifest file, in hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def parse(data: bytes, place: str) -> ShardManifest:
+    """The manifest that `data` is. `place` is for the error. Raises DataError."""
+    try:
+        if len(data) > MANIFEST_BYTES_MAX:
+            raise ValueError(f"it has more than {MANIFEST_BYTES_MAX >> 20} MiB")
+        found = TypeAdapter(dict[str, Any]).validate_json(data).get("format")
+        if found != FORMAT:
+            raise ValueError(f"its format is {found!r}, and this version reads format {FORMAT}")
+        return TypeAdapter(ShardManifest).validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        why = (f"{key} is {str(first['input'])[:40]!r}: " if key else "") + first["msg"]
+        raise DataError(f"data: {place} is no manifest of token shards: {why}") from error
+    except ValueError as error:
+        raise DataError(f"data: {place} is no manifest of token shards: {error}") from error
+
 
 AHEAD_SHARDS: Final = 1
 """Shards after those of a step that are fetched before a step needs them."""
 EPOCHS_KEPT: Final = 4
-
 Places = npt.NDArray[np.int64]
 
 

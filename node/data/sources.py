@@ -33,8 +33,7 @@ from node.data.rows import (
     wide_text,
 )
 from node.data.tally import LeftOutReason, Tally
-from node.data.unpack import PackedError, inner_name, opened
-from node.data.walk import file_size, mode_of, walk
+from node.data.text_files import PackedError, file_size, inner_name, mode_of, opened, walk
 from protos.errors import DataError
 
 # Which files of a folder are training text: not its other splits, and not the pages about a data set. Pure, of names alone.

@@ -113,7 +113,6 @@ def clock(minute: int, now: int) -> str:
 
 DEFAULT = "default"
 """`set KEY default` forgets what `set` kept, so that flags, environment and swarmentum.toml count again."""
-TEXT_CHARACTERS_MAX = 1000
 
 
 class LiveSettings(BaseModel):

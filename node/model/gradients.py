@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from node.optim.dtensor import is_dtensor
+from node.optim.laid_out import is_dtensor
 from protos.errors import OperatorError
 
 SLICE_BYTES: Final = 64 << 20

@@ -106,22 +106,16 @@ def check_cap(cap: int, form: Format, base: BaseConfig) -> None:
 
 
 def is_narrow(form: Format, transform: Transform, cap: int) -> bool:
-    """Whether `direction`, the default's narrow inverse, serves signs with a chunkwise base; else `update` does."""
+    """Whether `inverse`, the default's narrow one, serves signs with a chunkwise base; else `update` does."""
     return form.plain and transform.name == "dct" and cap == VOTE_SUM_MAX
 
 
-def direction(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
-    """The sign of the exact inverse DCT of sums within +-2 (integers [count, 64, 64]): fp32 of -1, 0 and 1.
+def inverse(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+    """The exact inverse DCT of sums within +-2 (integers [count, 64, 64]), `dct.inverse_exact`: whole numbers in fp32.
 
     `out` is fp32 in the shape of `sums`, and may be the memory of `sums`. `scratch` is fp32, two planes [2, count, 64, 64].
-    Both are made if not given. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach a
-    parameter that is -0.
+    Both are made if not given.
     """
-    return inverse(sums, out, scratch).sign_().add_(0.0)
-
-
-def inverse(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
-    """As `direction` without the sign: `dct.inverse_exact` of integers."""
     if scratch is None:
         scratch = torch.empty(2, *sums.shape, dtype=torch.float32, device=sums.device)
     whole = scratch[0].copy_(sums)

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim.exact.chunkwise import orthogonal_chunks
 from node.optim.exact.elementwise import ExactRoots, flush, root_
-from node.optim.exact.orthogonal import SIDE_MAX, orthogonalised
+from node.optim.exact.orthogonal import SIDE_MAX, orthogonal_chunks, orthogonalised
 from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, ParameterPlace
 from node.optim.run_settings import BASE, check
 from protos.optimizer_config import BaseOptimizerConfig

@@ -30,7 +30,6 @@ from node.optim.votes.topk import SIZES
 # Source: arXiv 2411.19870v1, section 4 (chunks of 64 x 64), and the published code's rule for other sides. Unlike in `layout`,
 # nothing is pooled: a side of 97 has chunks of 1, and a vector is transformed in one dimension. Holds no tensor.
 
-CHUNK_SIDES = (8, 16, 32, 64, 128)
 """Sides that a run may ask for: the exact inverse is proven for these (`paper_demo.py`), and an index fits 16 bits."""
 
 

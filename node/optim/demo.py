@@ -23,19 +23,17 @@ from node.optim.base import Base, BaseConfig, is_table
 from node.optim.exact import transforms
 from node.optim.exact.transforms import Transform
 from node.optim.folding import Folding, FoldingRoom
-from node.optim.laid_out import LaidOut
+from node.optim.laid_out import LaidOut, zeros
 from node.optim.layout import CHUNK_SIDE, Layout, Source, kinds_of, trainable_tensors
 from node.optim.run_settings import RUN, check
 from node.optim.second_moment import Kind, SecondMoment
-from node.optim.step import Contributions, Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32
-from node.optim.tiles import look_ahead
+from node.optim.step import Contributions, Decay, NonFiniteGradient, Votes, clip_scale, dense, exact_float32, look_ahead
 from node.optim.votes import bits
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format, Selection
 from node.optim.votes.places import Draw
 from node.optim.votes.values import GRIDS
 from node.optim.voting import Nesterov, ParameterState, Voting, by_parameter, check_state, private_state
-from node.optim.zeros import zeros
 
 
 @dataclass(frozen=True)

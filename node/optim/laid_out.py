@@ -1,21 +1,66 @@
-"""The parameters that a layout was made of, and the check in each step that they still are what was laid out.
+"""The tensors of an optimizer: which kinds it takes, and the check in each step that they still are what a layout was made of.
 
 The constructor of an optimizer looks at parameters once; people change a model later. A model that was cast, moved, frozen or
 cut afterwards would be written beyond its memory, or trained wrong in silence. `LaidOut` refuses it with the parameter's name.
 New memory of the same kind is no mistake (`p.data = ...`): it is looked at and taken. The check costs some microseconds a
 parameter, and never reads a value.
+
+`is_dtensor` tells tensors that PyTorch has spread over the ranks of a peer from others, without the import of their module. A
+DTensor cannot exist before its module is imported. The import takes half a second of CPU time, and most peers have one device.
+
+`zeros` take memory only where somebody writes: an anchor, an export and a replay have a momentum that nobody writes.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim.dtensor import is_dtensor
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+ALIGNED_BYTES = 64
+"""As torch's own memory is."""
+BYTES_MIN = 1 << 20
+"""Less comes from the C library's heap, which writes the zeros."""
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """As `torch.zeros`, which writes them all. On a CPU, the system gives a page when it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < BYTES_MIN:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    memory = np.zeros(size + ALIGNED_BYTES, dtype=np.uint8)
+    skip = -memory.ctypes.data % ALIGNED_BYTES
+    return torch.from_numpy(memory[skip : skip + size]).view(dtype).view(tuple(shape))
+
+
+def zeros_like(tensor: Tensor) -> Tensor:
+    """The same, in the shape of a tensor, and on its device."""
+    plain = type(tensor) is Tensor and tensor.is_contiguous()
+    return zeros(tensor.shape, tensor.dtype, tensor.device) if plain else torch.zeros_like(tensor)
+
+
+MODULE = "torch.distributed.tensor"
+
+
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Whether this is a tensor as `fully_shard` makes them."""
+    # another thread may be in the middle of the import: a program's own loop has one
+    kind = getattr(sys.modules.get(MODULE), "DTensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def is_dealt(parameter: DTensor) -> bool:
+    """Whether each rank has some of the rows. Otherwise each rank has all of them."""
+    return parameter.placements[0].is_shard()
 
 
 class ParameterChanged(ValueError):  # noqa: N818

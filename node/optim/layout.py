@@ -3,6 +3,9 @@
 The layout is part of the contract of a run: two peers exchange votes only if their layouts have the same digest. The layout is
 computed from names and shapes, and from what modules say of them (`kinds_of`). The layout refuses to look at values, and holds
 no tensor. ADR 3.
+
+Work goes by tiles: a range of chunks beside the parts of the tensors that they are cut from, so that no buffer needs the
+model's size. `core_pairs` and `Layout.pool_pairs` find the parts.
 """
 
 from __future__ import annotations
@@ -27,6 +30,13 @@ LAYOUT_VERSION = 2
 """The version counts changes of the rule below, of the votes' bytes and of their effect. The digest holds it, so peers of
 different versions refuse each other. 2: votes may be silent (ADR 3), and peers that have a size of a chunk agree on it
 (ADR 11)."""
+
+TILE_CHUNKS_CPU = 256
+"""Chunks handled at a time on a CPU: 4 MiB of fp32, so that a tile and its scratch stay in the last cache level. On 2 cores of
+an EPYC with 32 MiB of level 3, with 50M parameters, 192 to 512 were equal within noise, and faster than 32 to 128."""
+
+TILE_CHUNKS_DEVICE = 2048
+"""Chunks handled at a time elsewhere: 32 MiB of fp32, enough work for a launch, little memory beside the model."""
 
 Source: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
 """The source of a layout: a module, or named tensors."""
@@ -250,3 +260,43 @@ def _strips_of(place: ParameterPlace, matrix: Tensor | None, pool: Tensor) -> It
             strip = pool[offset : offset + height * width].view(height, width)
             yield None if matrix is None else matrix[rows, columns], strip
             offset += height * width
+
+
+def tile_chunks(device: torch.device) -> int:
+    """Chunks to handle at a time on a device."""
+    return TILE_CHUNKS_CPU if device.type == "cpu" else TILE_CHUNKS_DEVICE
+
+
+def core_pairs(
+    layout: Layout, tensors: Sequence[Tensor | None], tile: slice, buffer: Tensor
+) -> Iterator[tuple[Tensor | None, Tensor]]:
+    """As `Layout.pairs`, of those of the chunks `tile` that are in cores: views into `buffer` fp32 [chunks, 64, 64].
+
+    At most three pairs a tensor; none for chunks of the pool.
+    """
+    for tensor, place in zip(tensors, layout.places, strict=True):
+        first = max(tile.start, place.first_chunk)
+        last = min(tile.stop, place.first_chunk + place.core_chunks)
+        if first < last:
+            matrix = None if tensor is None else tensor.view(place.height, place.width)
+            chunks = buffer[first - tile.start : last - tile.start]
+            yield from _blocks(matrix, place.core_width // CHUNK_SIDE, first - place.first_chunk, chunks)
+
+
+def _blocks(matrix: Tensor | None, across: int, first: int, chunks: Tensor) -> Iterator[tuple[Tensor | None, Tensor]]:
+    """Chunks `first` and on of a core with `across` in a row: the end of a row, whole rows at once, a row's start."""
+    while len(chunks):
+        down, right = divmod(first, across)
+        wide = min(across - right, len(chunks))
+        high = len(chunks) // wide if wide == across else 1
+        block = chunks[: high * wide].view(high, wide, CHUNK_SIDE, CHUNK_SIDE)
+        yield None if matrix is None else _cut(matrix, down, right, block), block
+        first, chunks = first + high * wide, chunks[high * wide :]
+
+
+def _cut(matrix: Tensor, down: int, right: int, block: Tensor) -> Tensor:
+    """The part of a matrix in `block`'s shape [high, wide, 64, 64] that starts `down` and `right` chunks from its corner."""
+    high, wide = block.shape[:2]
+    rows = slice(CHUNK_SIDE * down, CHUNK_SIDE * (down + high))
+    part = matrix[rows, CHUNK_SIDE * right : CHUNK_SIDE * (right + wide)]
+    return part.view(high, CHUNK_SIDE, wide, CHUNK_SIDE).transpose(1, 2)

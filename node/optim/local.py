@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from node.optim.base import BaseConfig, is_table
-from node.optim.dtensor import is_dtensor
+from node.optim.laid_out import is_dtensor
 from node.optim.layout import ParameterPlace
 from node.optim.run_settings import LOCAL, RUN, check
 from node.optim.second_moment import local_part

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from node.optim.coefficient_payload import VALUE_BITS, Cut, PaperForm, Spoken
-from node.optim.laid_out import LaidOut
+from node.optim.laid_out import LaidOut, zeros
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
 from node.optim.run_settings import RUN, check
 from node.optim.step import (
@@ -54,7 +54,6 @@ from node.optim.step import (
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.topk import SIZES
 from node.optim.voting import ParameterState, check_state, private_state
-from node.optim.zeros import zeros
 from protos.optimizer_defaults import PAPER_SETS
 
 UNIT_BITS = 24

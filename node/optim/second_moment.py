@@ -15,8 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from node.optim.dtensor import is_dtensor
-from node.optim.zeros import zeros_like
+from node.optim.laid_out import is_dtensor, zeros_like
 
 Kind: TypeAlias = Literal["whole", "factored"]
 MeanSquares: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from node.optim import aggregate
 from node.optim.base import Base
 from node.optim.demo import DeMoConfig
-from node.optim.dtensor import is_dealt, is_dtensor
-from node.optim.laid_out import LaidOut
-from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace, kinds_of, named_tensors
+from node.optim.laid_out import LaidOut, is_dealt, is_dtensor
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace, kinds_of, named_tensors, tile_chunks
 from node.optim.second_moment import SecondMoment, local_part
 from node.optim.spread import Pieces, Spread, checked, fill_share, matrix_of
 from node.optim.step import (
@@ -39,7 +38,6 @@ from node.optim.step import (
     exact_float32,
     spend_ballot,
 )
-from node.optim.tiles import tile_chunks
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.payload import Choice
 from node.optim.voting import Nesterov, ParameterState, Voting, check_state, own_tensors, private_state

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from node.optim.dtensor import is_dealt, is_dtensor
+from node.optim.laid_out import is_dealt, is_dtensor
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace
 from node.optim.second_moment import local_part
 

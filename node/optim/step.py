@@ -8,7 +8,7 @@ hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.elementwise import cut_off
-from node.optim.layout import CHUNK_ELEMENTS
+from node.optim.exact.transforms import Transform
+from node.optim.layout import CHUNK_ELEMENTS, Layout, core_pairs, tile_chunks
 from node.optim.votes import groups as votes
 from node.optim.votes import values
 from node.optim.votes.payload import Ballot, Format
@@ -168,3 +169,20 @@ def apply_real(parameter: Tensor, direction: Tensor, lr: float, weight_decay: fl
     if factor != 1:
         parameter.mul_(factor)
     return cut_off(parameter.sub_(direction.mul_(lr)))
+
+
+def look_ahead(layout: Layout, parameters: Sequence[Tensor], expected: Tensor, transform: Transform, lr: float) -> None:
+    """`p -= lr * sign(inverse(expected))` in place, with `expected` [chunks, 64, 64], a tile of chunks at a time."""
+    own, size = [parameter.detach() for parameter in parameters], tile_chunks(expected.device)
+    for first in range(0, layout.core_chunks, size):
+        tile = slice(first, min(first + size, layout.core_chunks))
+        _move(core_pairs(layout, own, tile, transform.inverse(expected[tile].float()).sign_()), lr)
+    if layout.chunks > layout.core_chunks:
+        pool = transform.inverse(expected[layout.core_chunks :].float()).sign_()
+        _move(layout.pool_pairs(own, pool.view(-1)), lr)
+
+
+def _move(pairs: Iterable[tuple[Tensor | None, Tensor]], lr: float) -> None:
+    for part, direction in pairs:
+        assert part is not None
+        part.sub_(direction, alpha=lr)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from node.optim.laid_out import LaidOut
+from node.optim.laid_out import LaidOut, zeros_like
 from node.optim.layout import Layout
 from node.optim.second_moment import Moment, local_part
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
-from node.optim.zeros import zeros_like
 
 if TYPE_CHECKING:
     from node.optim.demo import DeMoConfig

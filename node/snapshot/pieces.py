@@ -4,6 +4,10 @@ The file holds the fp32 parameters and the base optimizer's state in order of th
 metadata. The file holds no buffers of the model, because they are no part of the replicated state. The manifest names the
 pieces by sha256, and its own sha256 is the snapshot's root.
 
+A fork's state of step 0 is a snapshot of its parent run: the same pieces under two manifests. The genesis names the parent
+run's manifest by its root. The fork's own manifest has the fork's run id and step 0. Each follows from the other, so
+a peer that has the fork's snapshot of step 0 serves the parent run's snapshot, too. ADR 5.
+
 Refuses manifests beyond the limits or not in canonical form, pieces that the manifest does not name, and files that do not fit
 the model. Each is a `protos.errors.Refusal` with its reason. The model changes only after all checks.
 """
@@ -11,9 +15,8 @@ the model. Each is a `protos.errors.Refusal` with its reason. The model changes 
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +28,7 @@ from torch import Tensor, nn
 from node.optim.spread import Pieces
 from protos import limits as contract
 from protos.errors import Reason, Refusal
+from protos.start import StartingState
 from protos.v1 import snapshot_pb2
 
 NAMES_SHOWN_MAX: Final = 4  # in an error about names that do not fit
@@ -110,11 +114,6 @@ def iterate_pieces(data: bytes, piece_bytes: int) -> Iterator[bytes]:
         yield data[start : start + piece_bytes]
 
 
-def cut(data: bytes, piece_bytes: int = contract.SNAPSHOT_PIECE_BYTES) -> list[bytes]:
-    """All pieces at once (a second copy of the snapshot in memory)."""
-    return list(iterate_pieces(data, piece_bytes))
-
-
 def describe(
     data: bytes,
     *,
@@ -188,20 +187,6 @@ def check_piece(manifest: SnapshotManifest, index: int, piece: bytes) -> None:
         raise Refusal(Reason.HASH_MISMATCH, f"piece {index} is not what the manifest says")
 
 
-def assemble(manifest: SnapshotManifest, pieces: Iterable[bytes]) -> bytes:
-    """The snapshot's file from all its pieces in order. Each piece is checked; an iterator is read one piece at a time."""
-    joined, count = io.BytesIO(), 0
-    for piece in pieces:
-        if count == len(manifest.piece_hashes):
-            raise Refusal(Reason.OUT_OF_RANGE, f"more than the {count} pieces of the manifest")
-        check_piece(manifest, count, piece)
-        joined.write(piece)
-        count += 1
-    if count < len(manifest.piece_hashes):
-        raise Refusal(Reason.OUT_OF_RANGE, f"{count} of the {len(manifest.piece_hashes)} pieces of the manifest")
-    return joined.getvalue()
-
-
 @torch.no_grad()
 def load(data: bytes | Path, state: Mapping[str, Tensor | Pieces]) -> None:
     """Write the snapshot's tensors into those of the replicated state, bit for bit. A file is mapped, not read.
@@ -239,3 +224,28 @@ def _check_fit(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor | 
                 f"snapshot has {name} as {found.dtype} {tuple(found.shape)}, "
                 f"the model as {parameter.dtype} {tuple(parameter.shape)}",
             )
+
+
+def of_parent(own: SnapshotManifest, start: StartingState) -> SnapshotManifest:
+    """The parent run's manifest of the pieces that the fork's own manifest of step 0 names."""
+    return replace(own, run_id=start.run_id, step=start.step, entry_hash=start.entry_hash)
+
+
+def of_fork(manifest: SnapshotManifest, run_id: bytes) -> SnapshotManifest:
+    """The fork's own manifest of step 0, from the parent run's."""
+    return replace(manifest, run_id=run_id, step=0, entry_hash=run_id)
+
+
+def is_start(own: SnapshotManifest, start: StartingState) -> bool:
+    """Whether this manifest of step 0 names the pieces that the genesis names."""
+    return of_parent(own, start).root == start.root and own.total_bytes == start.total_bytes
+
+
+def check_start(manifest: SnapshotManifest, start: StartingState, layout_digest: bytes) -> None:
+    """Raises Refusal unless this is the manifest of the parent run that the genesis names, in this run's layout."""
+    if manifest.root != start.root or (manifest.run_id, manifest.step) != (start.run_id, start.step):
+        raise Refusal(Reason.HASH_MISMATCH, f"the starting state is not that of {start}")
+    if manifest.entry_hash != start.entry_hash or manifest.total_bytes != start.total_bytes:
+        raise Refusal(Reason.HASH_MISMATCH, "the starting state has another size or entry than the genesis says")
+    if manifest.layout_digest != layout_digest:
+        raise Refusal(Reason.WRONG_LAYOUT, "the starting state has another parameter layout than this run's model")

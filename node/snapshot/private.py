@@ -27,7 +27,6 @@ MAGIC: Final = f"{FORMAT}\n".encode()
 ALIGNED_BYTES: Final = 64
 """The tensors begin at a multiple of this, so fp64 may lie there: before them are 27 bytes of name, 32 of sha256, and zeros."""
 HEAD_BYTES: Final = ALIGNED_BYTES
-HASH_BYTES: Final = hashlib.sha256().digest_size
 BLOCK_BYTES: Final = 1 << 20
 METADATA: Final = "state"
 TYPES: Final = {name: dtype for dtype, name in DTYPES.items()}

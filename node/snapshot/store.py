@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from node.snapshot.pieces import SnapshotManifest, check_piece, open_manifest
 from protos.disk import check_no_folder, remove_left, sync_file, sync_folder, write_atomic, write_synced, writing
@@ -347,3 +347,29 @@ class Receiving:
     def close(self) -> None:
         """Close the file. The pieces that are here stay for the next try."""
         self._file.close()
+
+
+Piece: TypeAlias = Callable[[int], bytes | None]
+"""A piece by its index; None if it is not there, or has rotted."""
+
+
+def snapshot_in(folder: Path, root: bytes) -> tuple[SnapshotManifest, Piece] | None:
+    """The snapshot `root` of a folder that a `SnapshotStore` of another run wrote; None if it is not there."""
+    state = folder / f"{root.hex()}{STATE}"
+    try:
+        manifest = open_manifest((folder / f"{root.hex()}{MANIFEST}").read_bytes())
+        if manifest.root != root or state.stat().st_size != manifest.total_bytes:
+            return None
+    except (OSError, Refusal):
+        return None
+
+    def piece(index: int) -> bytes | None:
+        try:
+            with state.open("rb") as file:
+                data = os.pread(file.fileno(), manifest.piece_length(index), index * manifest.piece_bytes)
+            check_piece(manifest, index, data)
+        except (OSError, Refusal):
+            return None
+        return data
+
+    return manifest, piece

@@ -14,10 +14,17 @@ from pathlib import Path
 import torch
 
 from node.mirror.snapshot_mirrors import MirrorReader
-from node.snapshot.elsewhere import check_start, is_start, of_fork, of_parent, snapshot_in
 from node.snapshot.image import Image
-from node.snapshot.pieces import SnapshotManifest, open_manifest, parameters_of
-from node.snapshot.store import SnapshotStore
+from node.snapshot.pieces import (
+    SnapshotManifest,
+    check_start,
+    is_start,
+    of_fork,
+    of_parent,
+    open_manifest,
+    parameters_of,
+)
+from node.snapshot.store import SnapshotStore, snapshot_in
 from node.swarm.api import Swarm
 from node.swarm.facts import Snapshot
 from node.training.replica import Replica

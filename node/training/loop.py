@@ -39,8 +39,8 @@ from node.training.maker import NoVotes, PendingGradient
 from node.training.progress import Activity, DigestReporter, EffectiveSettings, LastStep, apply_end, move
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
+from node.training.resource_limits import Throttle
 from node.training.telemetry import Spans, StepLog, Summary
-from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.training.vote_checks import Checker
 from node.wire.codec import payload_hash

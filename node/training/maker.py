@@ -1,24 +1,29 @@
-"""Who makes a peer's gradients. The training asks for them, and turns what is in `.grad` into votes; it cares for nothing else.
+"""A peer's gradients: the training asks for them, turns what is in `.grad` into votes, and cares for nothing else.
 
-`BuiltIn` is the loop of the command `join`: forward and backward passes over the run's samples. `Handover` (handover.py) gives
-each share to a program's own loop.
+`BuiltIn` is the loop of the command `join`: forward and backward passes over the run's samples. `Handover` gives each share to
+a program's own loop, in another thread. The model belongs to one of the two threads at a time: the training hands a `Share` out
+and waits; the program computes on the model, and gives the share back, with or without a gradient. So no entry of the log
+changes a parameter while the program's backward pass needs it. Knows no network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from node.data.samples import Samples
-from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gradients, free_cache, no_room
+from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gradients, free_cache, no_room, to_device
 from node.model.gradients import loss as next_token_loss
 from node.model.spec import check_built_in
+from node.optim.step import NonFiniteGradient
 from protos.assignment import Range
 from protos.errors import OperatorError
 
@@ -130,3 +135,241 @@ class BuiltIn:
     def _free(self) -> None:
         self._model.zero_grad(set_to_none=True)
         free_cache(self.device)
+
+
+LOOK_SECONDS = 0.05
+THOROUGH_TIMES = 4
+"""So often the values of all parameters are compared, which costs a pass over them."""
+
+
+@dataclass(eq=False)
+class Share:
+    """What one step asks of this peer: a gradient over these samples, at the parameters that the model has now."""
+
+    number: int
+    """Of the clock step."""
+    learning_rate: float
+    """With which the swarm applies the votes. A program needs it only to show it."""
+    indices: tuple[range, ...]
+    """Of the samples, in the run's order; they grow without end, epoch after epoch."""
+    _samples: Samples = field(repr=False)
+    _micro_batch: int = field(repr=False)
+    _device: torch.device = field(repr=False)
+    _decided: Callable[[], bool] = field(repr=False)
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return sum(map(len, self.indices))
+
+    @property
+    def late(self) -> bool:
+        """Whether the step is decided without this peer, or the peer is to stop or pause: more work on it is in vain."""
+        return self._decided()
+
+    def batches(self, micro_batch: int | None = None) -> Iterator[Tensor]:
+        """The run's own samples of this share: int64 [n, context + 1] on the model's device, n at most `micro_batch`."""
+        parts = tuple(Range(part.start, part.stop) for part in self.indices)
+        for batch in self._samples.micro_batches(parts, micro_batch or self._micro_batch):
+            yield to_device(batch, self._device)
+
+
+class Unread(Samples):
+    """Of a peer whose program has data of its own: the indices alone."""
+
+    def __init__(self) -> None:
+        self.reading_seconds = 0.0
+
+    def micro_batches(self, ranges: Any, micro_batch: int) -> Iterator[Any]:
+        """Raises OperatorError."""
+        raise OperatorError(
+            "this peer has joined with own_data=True, so the run's text is not read: take your own samples"
+        )
+
+
+class Unmoved:
+    """Tells whether somebody moved a model's parameters since. `thoroughly`: also behind autograd's back, by `.data`."""
+
+    def __init__(self, model: nn.Module, *, thoroughly: bool) -> None:
+        self._model, self._norms = model, None
+        self._were = {name: (p._version, p.data_ptr()) for name, p in model.named_parameters()}
+        if thoroughly:
+            self._norms = self._of_all()
+
+    def _of_all(self) -> list[float]:
+        with torch.no_grad():
+            found = torch._foreach_norm([p.detach() for p in self._model.parameters()])
+        return [float(norm) for norm in found]
+
+    def moved(self) -> str:
+        """The name of the first parameter that was moved, or that is another one; empty if none was."""
+        found = {name: (p._version, p.data_ptr()) for name, p in self._model.named_parameters()}
+        if changed := next((name for name in self._were | found if found.get(name) != self._were.get(name)), ""):
+            return changed
+        if self._norms is None:
+            return ""
+        pairs = zip(self._were, self._norms, self._of_all(), strict=True)
+        return next((name for name, was, now in pairs if was != now and not math.isnan(was)), "")
+
+
+class OwnLoss:
+    """A program's loss. Raises OperatorError, with what it did, for one that fails, moves a parameter, or gives no mean to
+    differentiate. The model's modes are afterwards as they were."""
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss, self._calls = loss, 0
+
+    def __call__(self, model: nn.Module, samples: Tensor) -> Tensor:
+        self._calls += 1
+        before = Unmoved(model, thoroughly=self._calls <= THOROUGH_TIMES)
+        modes = [(module, module.training) for module in model.modules()]
+        trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        try:
+            found = self._loss(model, samples)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and no_room(error):
+                raise
+            raise OperatorError(
+                f"the loss that the program gave to join failed: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for parameter, wanted in trained:
+                parameter.requires_grad_(wanted)
+        if moved := before.moved():
+            raise OperatorError(
+                f"the loss that the program gave to join changed the parameter {moved!r}: this peer's state is no longer the "
+                "swarm's. A loss computes a value alone; the swarm moves the parameters"
+            )
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise OperatorError(
+                f"the loss that the program gave to join returned {what}; expected the mean in nats a token over the samples, "
+                "a scalar tensor"
+            )
+        if torch.is_grad_enabled() and not found.requires_grad:
+            raise OperatorError("the loss that the program gave to join has no gradient: return it without detach()")
+        return found.reshape(())
+
+
+class Handover:
+    """Both ends: the training calls `begin` and `mean_gradient`, the program's thread the rest. `model`: the program's.
+
+    `loss`: its loss, with which the training checks others' votes and evaluates states. None: it does neither.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss | None = None) -> None:
+        self.model = model
+        self.loss = None if loss is None else OwnLoss(loss)
+        self.checker = None if self.loss is None else BuiltIn(model, self.loss)
+        self.device: torch.device = next(model.parameters()).device
+        self._step, self._lr = 0, 0.0
+        self._decided: Callable[[], bool] = lambda: False
+        self._changed = threading.Condition()
+        self._offered: Share | None = None  # the training waits for it
+        self._taken: Share | None = None  # the program works on it
+        self._result: GradResult | Exception | None = None
+        self._before: Unmoved | None = None
+        self._rounds = 0
+        self._ended = False
+
+    # ---- the training's end ------------------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        free_cache(self.device)
+
+    def begin(self, step: int, lr: float, decided: Callable[[], bool]) -> None:
+        """The next shares are of this clock step."""
+        self._step, self._lr, self._decided = step, lr, decided
+
+    def mean_gradient(
+        self,
+        samples: Samples,
+        parts: tuple[Range, ...],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+    ) -> GradResult:
+        """Hand the share out, and wait until it comes back. A share that nobody has taken is withdrawn when it is late."""
+        indices = tuple(range(part.start, part.stop) for part in parts)
+        self.model.zero_grad(set_to_none=True)
+        result = self._hand_out(Share(self._step, self._lr, indices, samples, micro_batch, self.device, self._decided))
+        should_stop()  # rests for the time that the program took, as the owner wants it
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _hand_out(self, share: Share) -> GradResult | Exception:
+        with self._changed:
+            self._offered, self._result = share, None
+            self._changed.notify_all()
+            while True:
+                self._changed.wait(LOOK_SECONDS)
+                if (result := self._given()) is not None:
+                    return result
+                if self._taken is None and self._decided():
+                    self._offered = None
+                    return GradResult(math.nan, 0, 0)
+
+    def _given(self) -> GradResult | Exception | None:
+        return (
+            self._result
+        )  # a call, because the other thread writes it: a type checker takes it for None where it was set
+
+    def end(self) -> None:
+        """The training is over: no more shares come."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    # ---- the program's end -------------------------------------------------------------------------------------------
+
+    def take(self) -> Share | None:
+        """The next share, once there is one; None: the training is over. A share that the program still has goes back."""
+        self.give_back(NoVotes("the program's loop went on without a gradient for this step"))
+        with self._changed:
+            while self._offered is None:
+                if self._ended:
+                    return None
+                self._changed.wait(LOOK_SECONDS)
+            self._taken, self._offered = self._offered, None
+            self._rounds += 1
+            self._before = Unmoved(self.model, thoroughly=self._rounds <= THOROUGH_TIMES)
+            return self._taken
+
+    def contribute(self, loss: Tensor | float, samples: int | None, tokens: int) -> None:
+        """The gradient in `.grad` is this peer's. Raises OperatorError for figures that cannot be."""
+        share = self._taken
+        if share is None:
+            raise OperatorError("there is no share to contribute to: call contribute once in each round of the loop")
+        samples = share.samples if samples is None else samples
+        if not 1 <= samples <= share.samples:
+            raise OperatorError(
+                f"samples={samples}: this share has {share.samples}; give how many the gradient is over"
+            )
+        if tokens < 0:
+            raise OperatorError(f"tokens={tokens}: expected how many tokens the gradient is over")
+        if all(p.grad is None for p in self.model.parameters()):
+            raise OperatorError("no parameter of the model has a gradient: call loss.backward() before contribute")
+        mean = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        result = GradResult(mean, tokens, samples)
+        self.give_back(result if math.isfinite(mean) else NonFiniteGradient(f"the loss is {mean}"))
+
+    def give_back(self, result: GradResult | Exception) -> None:
+        """The model belongs to the training again. Raises OperatorError if the program moved the model's parameters."""
+        if self._taken is None:
+            return
+        moved = "" if self._before is None else self._before.moved()
+        if moved:
+            result = OperatorError(
+                f"the program changed the parameter {moved!r} during a step. The swarm moves the parameters, the same way on "
+                "every peer: make a gradient only, without optimizer.step()"
+            )
+        with self._changed:
+            self._taken, self._result = None, result
+            self._changed.notify_all()
+        if moved:
+            assert isinstance(result, OperatorError)
+            raise result

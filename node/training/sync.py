@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from node.mirror.snapshot_mirrors import MirrorReader
-from node.snapshot.elsewhere import Piece
 from node.snapshot.pieces import SnapshotManifest, open_manifest
-from node.snapshot.store import Receiving, SnapshotStore
+from node.snapshot.store import Piece, Receiving, SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.facts import Snapshot
 from protos.errors import NetworkError, Reason, Refusal

@@ -18,8 +18,7 @@ from node.data.samples import Samples
 from node.optim.demo import DeMoConfig
 from node.optim.exact import transforms
 from node.optim.exact.transforms import Transform
-from node.optim.layout import CHUNK_ELEMENTS, Layout
-from node.optim.tiles import TILE_CHUNKS_CPU
+from node.optim.layout import CHUNK_ELEMENTS, TILE_CHUNKS_CPU, Layout
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
 from node.swarm.api import Swarm

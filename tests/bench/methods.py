@@ -21,8 +21,7 @@ from node.optim.layout import Layout, named_tensors
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.paper_demo import PaperConfig, PaperDeMo
 from node.optim.parameter_groups import author_of
-from node.optim.step import as_tensor, spend
-from node.optim.tiles import look_ahead
+from node.optim.step import as_tensor, look_ahead, spend
 from node.pictures import allreduce_bytes
 from protos.optimizer_config import OptimizerConfig
 

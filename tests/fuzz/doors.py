@@ -35,7 +35,7 @@ from node.blobs.blobs import BlobServer, HolderStreams, Stream, WireBytes
 from node.blobs.fetcher import Asking
 from node.blobs.turns import Attempt, Audience
 from node.control.control_server import answered
-from node.data import manifest as shard_manifest
+from node.data import shards as shard_manifest
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.paper_demo import PaperConfig, PaperDeMo

@@ -82,7 +82,7 @@ def test_importing_the_peers_side_does_nothing() -> None:
     )
     theirs += ",plotext"
     # triton comes with a CUDA build of torch; .ci/run installs it
-    parts = ("triton", "triton_kernels", "triton_newton", "triton_wide")
+    parts = ("triton", "triton_kernels", "triton_wide")
     no_triton = () if find_spec("triton") else tuple(f"node.optim.backends.{part}" for part in parts)
     facts = _import_all("node", theirs, without=("node.watch", *no_triton))
     assert facts["imported"] >= 20  # type: ignore[operator]

@@ -1,14 +1,11 @@
 """The folder for an auditor, from a real run: the commands of its README are run as they stand; each fraud is found."""
 
-import functools
-import http.server
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from node.archive.audit import sums
 from node.data.build import Source, build
 from node.data.tokenizer import ByteTokenizer
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm
+from tests.system.web_folder import files_of
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(900)]
 STEPS = 8
@@ -54,15 +52,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     own = place / "own"
     for name in ("here", "gone"):
         shutil.copytree(place / "web" / "set", own / name)
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(place / "web")))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    text = RUN.replace("URL", f"http://127.0.0.1:{server.server_port}").replace("HASH", built.sha256)
-    with LocalSwarm(place, text) as swarm:
+    with (
+        files_of(place / "web") as url,
+        LocalSwarm(place, RUN.replace("URL", url.rstrip("/")).replace("HASH", built.sha256)) as swarm,
+    ):
         assert swarm.join("ada", "--data", str(own)).finish()[0] == 0
         made = CliRunner().invoke(
             command.app, ["audit-folder", swarm.link, str(place / "out"), "--allow-data", "--json"]
@@ -71,8 +64,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
         told = json.loads(made.stdout.splitlines()[-1])
         assert (told["run"], told["steps"]) == (swarm.invite.run_id.hex(), STEPS)
         assert [name.rsplit("/")[-1] for name in told["not_had"]] == ["gone"]
-        server.shutdown()
-        server.server_close()
     return place / "out", (place / "web" / "set" / "manifest.json").read_bytes()
 
 

@@ -1,9 +1,6 @@
 """The page's elements stay while events change them: a click, the focus and a selection survive, in a real Chromium."""
 
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import pytest
 
 from node.web.api_routes import STATIC
 from tests.system.browser import CHROMIUM, MISSING, chromium, tab
+from tests.system.web_folder import files_of
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 
@@ -23,23 +21,10 @@ BEGIN = """async () => {
 }"""
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Files, without a line for each."""
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def page() -> Iterator[Any]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(Path(STATIC))))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        with chromium() as browser, tab(browser, f"http://127.0.0.1:{server.server_port}/words.js") as page:
-            yield page
-    finally:
-        server.shutdown()
-        server.server_close()
+    with files_of(Path(STATIC)) as url, chromium() as browser, tab(browser, f"{url}words.js") as page:
+        yield page
 
 
 def test_a_focused_link_stays_focused_and_leads_to_its_run_whatever_comes_before_it(page: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.commands.several_devices import FILE, devices_of, hold, homes_of
+from node.commands.join import FILE, devices_of, hold, homes_of
 from node.config import PeerSettings
 from protos.errors import OperatorError
 from tests.system.local_swarm import LocalSwarm, digests_by_step, processes_with, wait_for

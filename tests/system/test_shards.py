@@ -1,19 +1,16 @@
 """A run whose text is token shards on a web server: peers need no data of their own. Real processes, a real server."""
 
-import functools
-import http.server
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from node.data.build import Source, build
 from node.data.tokenizer import ByteTokenizer
 from tests.system.local_swarm import LocalSwarm, digests_by_step, toml_of_run, wait_for
+from tests.system.web_folder import files_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
@@ -28,16 +25,8 @@ RUN = toml_of_run(
 def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A web server that has a folder; its address, and the folder."""
     folder = tmp_path / "web"
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/set", folder
-    server.shutdown()
-    server.server_close()
+    with files_of(folder) as url:
+        yield f"{url}set", folder
 
 
 @pytest.mark.long

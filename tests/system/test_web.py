@@ -7,14 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +27,7 @@ from protos.log import SignedEntry
 from protos.v1 import coordinator_pb2 as pb
 from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab, violations_in
 from tests.system.local_swarm import LocalSwarm, processes_with, toml_of_run, wait_for
+from tests.system.web_folder import Quiet, files_of, serving
 from tests.unit.coordinator.driver import LAYOUT
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -231,7 +230,7 @@ LOW_CONTRAST = """() => {
 def between(url: str, change: Callable[[str, bytes], bytes]) -> Iterator[str]:
     """A server that passes the page on and changes some answers: somebody between the page and the browser."""
 
-    class Passing(BaseHTTPRequestHandler):
+    class Passing(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path.endswith("/events"):
                 self.send_error(503)
@@ -248,19 +247,8 @@ def between(url: str, change: Callable[[str, bytes], bytes]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Passing)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Passing) as own:
+        yield own
 
 
 def with_record(page: bytes, number: int, change: Callable[[bytes], list[bytes]]) -> bytes:
@@ -437,26 +425,6 @@ def test_a_page_as_files_is_checked_by_the_browser_too(swarm: PageSwarm, browser
         with tab(browser, url) as page:
             page.wait_for_selector("#proof[data-state=bad]")
             assert "entry 17 does not hold" in page.inner_text("#proof-text")
-
-
-@contextmanager
-def files_of(folder: Path) -> Iterator[str]:
-    """Any host of files."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_the_page_ends_with_its_coordinator_and_a_busy_port_does_not_end_the_coordinator(

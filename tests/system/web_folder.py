@@ -1,10 +1,44 @@
-"""A web server of one folder that knows byte ranges, as nginx does, and that can lie, end early or know no ranges."""
+"""Web servers of one folder: any host of files; and one that knows byte ranges, as nginx does, and that can lie, end early or
+know no ranges."""
 
 import http.server
 import re
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+
+class Quiet:
+    """A handler without a line for each request."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Files(Quiet, http.server.SimpleHTTPRequestHandler):
+    """Of a folder."""
+
+
+@contextmanager
+def serving(handler: Callable[..., Any]) -> Iterator[str]:
+    """A server on this machine with this handler; its address, which ends with a slash."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def files_of(folder: Path) -> AbstractContextManager[str]:
+    """Any host of files."""
+    return serving(partial(Files, directory=str(folder)))
 
 
 class WebServer:
@@ -14,12 +48,9 @@ class WebServer:
         self.asked: list[tuple[str, str | None]] = []
         outer = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(Quiet, http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.answer(self)
-
-            def log_message(self, *_: Any) -> None:
-                pass
 
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"

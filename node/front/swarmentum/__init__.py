@@ -12,19 +12,54 @@ is first used, so the import itself takes milliseconds and no torch. Errors that
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from swarmentum._beside import check_beside
+_PACKAGES: Final = ("node", "coordinator", "protos")
 
-check_beside()
+
+def _check_beside() -> None:
+    """Raises ImportError with the path of a package that stands where one of ours should be: their names are common."""
+    here = Path(__file__).resolve().parent.parent
+    # In a checkout this package lies in node/front, in a wheel beside the three.
+    root = here.parents[1] if here.name == "front" and (here.parent / "__main__.py").is_file() else here
+    for name in _PACKAGES:
+        wanted, found = root / name, _found(name)
+        if found is None:
+            raise ImportError(f"swarmentum needs its package {name!r} at {wanted}: install swarmentum again", name=name)
+        if found.resolve() != wanted:
+            raise ImportError(
+                f"the package {name!r} at {found} hides swarmentum's own at {wanted}: rename it, or take its folder out of the "
+                "module path (sys.path, PYTHONPATH)",
+                name=name,
+                path=str(found),
+            )
+
+
+def _found(name: str) -> Path | None:
+    """The folder of a package, or the file of a module, that `import` finds by this name."""
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        places = list(getattr(loaded, "__path__", ())) or [getattr(loaded, "__file__", None) or f"<{name}>"]
+        return Path(places[0])
+    spec = find_spec(name)
+    if spec is None:
+        return None
+    places = list(spec.submodule_search_locations or ()) or [spec.origin or f"<{name}>"]
+    return Path(places[0])
+
+
+_check_beside()
 
 if TYPE_CHECKING:
     from node.archive.verify import Verification
     from node.optim.demo import DeMoConfig
     from node.optim.local import LocalConfig
     from node.optim.torch_optimizer import DeMoOptimizer
-    from node.training.handover import Share
+    from node.training.maker import Share
     from protos.errors import (
         DivergedError,
         NetworkError,
@@ -51,7 +86,7 @@ _HOME = {
     "Peer": "swarmentum._reading",
     "RefusedError": "protos.errors",
     "Run": "swarmentum._reading",
-    "Share": "node.training.handover",
+    "Share": "node.training.maker",
     "Step": "swarmentum._reading",
     "StoppedError": "protos.errors",
     "SwarmOptimizer": "swarmentum._join",

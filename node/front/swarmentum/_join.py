@@ -28,8 +28,7 @@ from node.config import PeerSettings, load_settings
 from node.model.gradients import Loss
 from node.owner_commands import Stop
 from node.ranks.channel import launched
-from node.training.handover import Handover, Share
-from node.training.maker import NoVotes
+from node.training.maker import Handover, NoVotes, Share
 from protos.console import configure_logging
 from protos.errors import OperatorError
 from protos.invite import Invite

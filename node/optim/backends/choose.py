@@ -21,10 +21,9 @@ from node.optim.base import Base, BaseConfig
 from node.optim.exact import transforms
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
-from node.optim.layout import Layout
+from node.optim.layout import Layout, tile_chunks
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay
-from node.optim.tiles import tile_chunks
 from node.optim.votes import bits
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw

@@ -20,10 +20,9 @@ from node.optim.base import Base
 from node.optim.exact import dct
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
-from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, core_pairs
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend, spend_ballot, total_norm
-from node.optim.tiles import core_pairs
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import PLAIN, Choice, Format
 from node.optim.votes.places import Draw

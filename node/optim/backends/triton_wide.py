@@ -16,8 +16,17 @@ import triton.language as tl
 from torch import Tensor
 
 from node.optim.backends.triton import BallotRows, Division, Triton
-from node.optim.backends.triton_kernels import CHUNK_BITS, DIGIT, ELEMENTS, SIDE, group_sums, join, move, sign
-from node.optim.backends.triton_newton import orthogonal
+from node.optim.backends.triton_kernels import (
+    CHUNK_BITS,
+    DIGIT,
+    ELEMENTS,
+    SIDE,
+    group_sums,
+    join,
+    move,
+    orthogonal,
+    sign,
+)
 from node.optim.base import Base
 from node.optim.exact.transforms import SHIFT, named
 from node.optim.layout import CHUNK_ELEMENTS, Layout

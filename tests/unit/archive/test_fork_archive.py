@@ -7,7 +7,7 @@ import pytest
 
 from node.archive import files
 from node.archive.verify import text
-from node.snapshot.elsewhere import of_fork
+from node.snapshot.pieces import of_fork
 from protos.log import run_id_of
 from protos.start import StartingState, start_body
 from protos.v1 import log_pb2

@@ -14,6 +14,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
+from coordinator.clock.state import Run
 from coordinator.config import CoordinatorSettings
 from coordinator.serving.event_loop import RunRuntime
 from coordinator.serving.gate import Gate
@@ -21,6 +22,7 @@ from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.served_coordinator import Serving, _listen
 from coordinator.store import backup, home_files
+from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient
 from protos.calls import pinned_aio_channel
@@ -33,7 +35,7 @@ from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2, update_pb2
-from tests.unit.coordinator.driver import LAYOUT, digest_of, sha, snapshot_at
+from tests.unit.coordinator.driver import LAYOUT, Harness, digest_of, sha, snapshot_at
 
 COORDINATOR = Identity.from_seed(bytes([1]) * 32)
 SECONDS_MAX = 240.0
@@ -81,6 +83,30 @@ class Served:
             yield channel
 
 
+def genesis_of(config: RunConfig) -> log_pb2.Genesis:
+    """A run of a model of ten parameters."""
+    return log_pb2.Genesis(
+        format_version=FORMAT_VERSION,
+        config_json=config.canonical_json(),
+        coordinator_public_key=COORDINATOR.public_key,
+        nonce=bytes(16),
+        layout_digest=LAYOUT,
+        parameters=10,
+    )
+
+
+def read_back(lived: Harness, home: Path) -> Run:
+    """The run that a journal gives back which got this one's records; each is as it was."""
+    journal, genesis = Journal(Journal.sqlite_url(home), COORDINATOR), genesis_of(lived.settings)
+    journal.create_run(run_id_of(genesis), genesis)
+    journal.append(run_id_of(genesis), *lived.journal)
+    assert list(journal.records(run_id_of(genesis))) == lived.journal
+    replay = FoldedRuns(journal)
+    replay.catch_up()
+    journal.close()
+    return replay.runs()[0].at(0)
+
+
 @asynccontextmanager
 async def served(home: Path, config: RunConfig, **settings: Any) -> AsyncIterator[Served]:
     """Serve `home`; the run is created at the first start. `settings`: of the coordinator."""
@@ -91,14 +117,7 @@ async def served(home: Path, config: RunConfig, **settings: Any) -> AsyncIterato
     certificate = home_files.load_or_create(home)
     listen = CoordinatorSettings(home=home, listen="127.0.0.1:0", **settings)
     server, port, gate = await _listen(listen, hub, certificate)
-    genesis = log_pb2.Genesis(
-        format_version=FORMAT_VERSION,
-        config_json=config.canonical_json(),
-        coordinator_public_key=COORDINATOR.public_key,
-        nonce=bytes(16),
-        layout_digest=LAYOUT,
-        parameters=10,
-    )
+    genesis = genesis_of(config)
     run_id = run_id_of(genesis)
     if run_id not in hub.runs:
         await hub.create_run(genesis)

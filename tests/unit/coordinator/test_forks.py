@@ -17,13 +17,12 @@ from coordinator.store.journal import Journal
 from protos.assignment import Range
 from protos.errors import OperatorError, RefusedError
 from protos.identity import peer_id
-from protos.log import FORMAT_VERSION, run_id_of
+from protos.log import run_id_of
 from protos.optimizer_config import BaseOptimizerConfig, OptimizerConfig
 from protos.run_config import RunConfig, TrustConfig
 from protos.start import start_from_body, start_of
-from protos.v1 import log_pb2
 from tests.unit.coordinator.driver import LAYOUT, RUN_ID, Harness, Swarm, config, digest_of, key, sha, snapshot_at
-from tests.unit.coordinator.serving import COORDINATOR, operated, served
+from tests.unit.coordinator.serving import COORDINATOR, genesis_of, operated, served
 from tests.unit.protos.test_start import START
 
 SETTINGS = config(min_peers=2, steps=35, snapshot_every=10)
@@ -43,14 +42,7 @@ class Played(Swarm):
 
 def played(home: Path, *more: Withdrawn) -> tuple[bytes, Played]:
     """A finished run in the journal of a home, as `served` will find it."""
-    genesis = log_pb2.Genesis(
-        format_version=FORMAT_VERSION,
-        config_json=SETTINGS.canonical_json(),
-        coordinator_public_key=COORDINATOR.public_key,
-        nonce=bytes(16),
-        layout_digest=LAYOUT,
-        parameters=10,
-    )
+    genesis = genesis_of(SETTINGS)
     run_id = run_id_of(genesis)
     swarm = Played(run_id)
     swarm.finish()

@@ -16,14 +16,12 @@ from coordinator.clock.state import PeerPhase, Phase
 from coordinator.clock.trust import Standing
 from coordinator.commands import operator
 from coordinator.commands.peers import peer_named
-from coordinator.store.checkpoint import FoldedRuns
-from coordinator.store.journal import Journal
 from protos import limits
 from protos.calls import SessionLostError
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity, peer_id
-from protos.log import Exclusion, run_id_of
+from protos.log import Exclusion
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2
@@ -36,6 +34,7 @@ from tests.unit.coordinator.serving import (
     identity,
     operated,
     peers,
+    read_back,
     served,
     tick_of,
 )
@@ -293,17 +292,8 @@ def test_the_journal_gives_back_what_it_got(tmp_path: Path) -> None:
     exclude(made, 0, "späß, 'quoted' [bold]")
     exclude(made, 1)
     readmit(made, 1)
-    journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
-    genesis = log_pb2.Genesis(config_json=made.settings.canonical_json(), coordinator_public_key=COORDINATOR.public_key)
-    journal.create_run(run_id_of(genesis), genesis)
-    for record in made.journal:
-        journal.append(run_id_of(genesis), record)
-    assert list(journal.records(run_id_of(genesis))) == made.journal
-    replay = FoldedRuns(journal)
-    replay.catch_up()
-    run = replay.runs()[0].at(0)
+    run = read_back(made, tmp_path)
     assert run.standings == made.run.standings
-    journal.close()
 
 
 # ---- the service and the commands ------------------------------------------------------------------------------------

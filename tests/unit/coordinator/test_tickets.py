@@ -16,22 +16,18 @@ from coordinator.clock.events import Connected, Reported, RevocationAsked, Ticke
 from coordinator.clock.state import PeerPhase
 from coordinator.commands.peers import milliseconds
 from coordinator.serving import clocks
-from coordinator.store.checkpoint import FoldedRuns
-from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient
 from protos.calls import SessionLostError
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity
 from protos.invite import Invite, Ticket, seal_ticket
-from protos.log import run_id_of
 from protos.run_config import RunConfig
 from protos.run_sections import AdmissionConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
-from protos.v1 import log_pb2
 from tests.unit.coordinator.driver import LAYOUT, Harness, config, digest_of, joined, key, sha, snapshot_at
-from tests.unit.coordinator.serving import COORDINATOR, LivePeer, eventually, identity, operated, served
+from tests.unit.coordinator.serving import COORDINATOR, LivePeer, eventually, identity, operated, read_back, served
 
 DAY = 86_400_000
 NOW = 1_800_000_000_000
@@ -185,17 +181,8 @@ def test_the_journal_gives_back_what_it_got(tmp_path: Path) -> None:
     made.feed(RevocationAsked(b"r" * 16, with_peers=True))
     kinds = {type(record) for record in made.journal}
     assert kinds == {TicketMade, TicketUsed, TicketRevoked}
-    journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
-    genesis = log_pb2.Genesis(config_json=made.settings.canonical_json(), coordinator_public_key=COORDINATOR.public_key)
-    journal.create_run(run_id_of(genesis), genesis)
-    for record in made.journal:
-        journal.append(run_id_of(genesis), record)
-    assert list(journal.records(run_id_of(genesis))) == made.journal
-    replay = FoldedRuns(journal)
-    replay.catch_up()
-    run = replay.runs()[0].at(0)
+    run = read_back(made, tmp_path)
     assert (run.tickets, run.guests) == (made.run.tickets, made.run.guests)
-    journal.close()
 
 
 # ---- the service and the commands ------------------------------------------------------------------------------------

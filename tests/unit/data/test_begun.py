@@ -14,8 +14,8 @@ from node.data.build import build
 from node.data.samples import Shuffle, shuffled
 from node.data.sources import Source
 from node.data.tally import LeftOutError
+from node.data.text_files import STATE_FILE
 from node.data.tokenizer import ByteTokenizer
-from node.data.walk import STATE_FILE
 from protos.disk import DiskError
 from protos.errors import DataError
 

@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 from node import __main__ as command
 from node.data.build import Source, build, shuffled, texts
-from node.data.manifest import sha256_of
 from node.data.shard_cache import Folder, Shards, manifest_of
-from node.data.shards import ShardedSamples
+from node.data.shards import ShardedSamples, sha256_of
 from node.data.tokenizer import ByteTokenizer, load_tokenizer, run_tokenizer, sha256_of_tokenizer
 from protos.errors import DataError, TokenizerError
 from protos.run_config import RunConfig

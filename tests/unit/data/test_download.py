@@ -15,7 +15,7 @@ import pytest
 
 from node.data import download
 from node.data.download import Mirrors, WebReader, is_public
-from node.data.manifest import MANIFEST, Shard, sha256_of
+from node.data.shards import MANIFEST, Shard, sha256_of
 from protos.address import is_web
 from protos.errors import DataError, NetworkError
 from tests.system.web_folder import WebServer

@@ -14,7 +14,7 @@ import zstandard
 from typer.testing import CliRunner
 
 from node import __main__ as command
-from node.data import rows, sources, unpack
+from node.data import rows, sources, text_files
 from node.data.build import build
 from node.data.corpus import look_at, open_corpus, survey
 from node.data.sources import Source, documents
@@ -312,7 +312,7 @@ def test_a_column_that_no_row_has_ends_soon(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_what_unpacks_to_very_much_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpack, "UNPACKED_FREE_BYTES", 1 << 16)
+    monkeypatch.setattr(text_files, "UNPACKED_FREE_BYTES", 1 << 16)
     monkeypatch.setattr(sources, "DOCUMENT_BYTES_MAX", 1 << 20)
     put(
         tmp_path,

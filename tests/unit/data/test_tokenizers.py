@@ -9,9 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from node.data.build import build
 from node.data.corpus import Corpus, open_corpus
-from node.data.manifest import parse, sha256_of
 from node.data.shard_cache import Folder, Shards, manifest_of
-from node.data.shards import ShardedSamples
+from node.data.shards import ShardedSamples, parse, sha256_of
 from node.data.sources import Source
 from node.data.tally import LeftOutError
 from node.data.tokenizer import HuggingFaceTokenizer, load_tokenizer, narrowed, sha256_of_tokenizer

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from node.blobs.blobs import BURST_SECONDS, RELAYED_SECONDS_MAX, FlowDirection
 from node.donor.live import MONTH_FILE, MONTHS_KEPT, Month
 from node.donor.owner_settings import LiveSettings
-from node.training.throttle import OWED_SECONDS_MAX, Throttle
+from node.training.resource_limits import OWED_SECONDS_MAX, Throttle
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

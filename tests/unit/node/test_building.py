@@ -7,7 +7,7 @@ from torch import nn
 from node.building import Own, own_start
 from node.model.spec import ModelError, ModelSpec
 from node.optim.layout import Layout
-from node.training.handover import Handover
+from node.training.maker import Handover
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import Entry, lr_to_bits, seal_entry

@@ -13,8 +13,7 @@ from node.assemble import assemble
 from node.data.samples import Samples
 from node.model.gradients import GradResult, loss
 from node.optim.step import NonFiniteGradient
-from node.training.handover import Handover, Share, Unread
-from node.training.maker import GradientMaker, NoVotes
+from node.training.maker import GradientMaker, Handover, NoVotes, Share, Unread
 from node.training.replica import Replica
 from protos.assignment import Range
 from protos.errors import OperatorError

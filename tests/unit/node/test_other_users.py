@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.archive.files import find
-from node.commands.several_devices import homes_of
+from node.commands.join import homes_of
 from protos.errors import OperatorError
 
 

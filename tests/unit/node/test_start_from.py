@@ -18,8 +18,7 @@ from node.commands.start_from import INDEX, WEIGHTS, check_alike, check_out, loa
 from node.config import PeerSettings
 from node.data.tokenizer import ByteTokenizer
 from node.model.spec import ModelSpec
-from node.snapshot.elsewhere import check_start
-from node.snapshot.pieces import load
+from node.snapshot.pieces import check_start, load
 from node.snapshot.store import SnapshotStore
 from node.training.replica import BASE_PREFIX, Replica
 from protos.errors import OperatorError

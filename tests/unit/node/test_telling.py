@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from node.join_failures import Failing, telling
+from node.admission.fit import Failing, telling
 from node.model.spec import ModelError
 from protos.errors import DataError, NetworkError, OperatorError, RefusedError, StoppedError, TokenizerError
 

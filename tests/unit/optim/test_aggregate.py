@@ -64,13 +64,11 @@ def test_votes_that_do_not_fit_are_not_counted():
     assert not total.sums(0, CHUNKS).any()
 
 
-def test_direction_is_the_sign_and_zero_where_nobody_votes():
+def test_the_inverse_has_the_signs_of_the_real_one_and_zero_where_nobody_votes():
     values = sums(ballots([32, 16]))
     expected = np.stack([np.sign(reference.inverse(chunk)) for chunk in values.numpy().astype(np.int64)])
-    assert np.array_equal(aggregate.direction(values).numpy(), expected)
-    nothing = aggregate.direction(torch.zeros(2, 64, 64, dtype=torch.int32))
-    assert not nothing.any()
-    assert not torch.signbit(nothing).any()
+    assert np.array_equal(aggregate.inverse(values).sign().numpy(), expected)
+    assert not aggregate.inverse(torch.zeros(2, 64, 64, dtype=torch.int32)).any()
 
 
 @pytest.mark.parametrize(("grid", "most"), [(SIGN, 2), (TWO_BIT, 5), (EIGHT_BIT, 64)])

@@ -15,8 +15,8 @@ from node.optim.backends.portable import Portable
 from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.exact import chunkwise
-from node.optim.exact.chunkwise import orthogonal_chunks
+from node.optim.exact import orthogonal
+from node.optim.exact.orthogonal import orthogonal_chunks
 from node.optim.layout import CONVOLUTION, Layout
 from node.optim.torch_optimizer import DeMoOptimizer
 from node.optim.votes import groups as votes
@@ -99,9 +99,9 @@ def test_no_chunk_leaves_the_region_in_which_the_iteration_converges(iterations:
 
 
 def test_entries_are_bounded_whatever_the_iteration_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunkwise, "COEFFICIENTS", (100.0, 100.0, 100.0))
+    monkeypatch.setattr(orthogonal, "COEFFICIENTS", (100.0, 100.0, 100.0))
     found = orthogonal_chunks(torch.stack([torch.ones(64, 64), torch.eye(64)]), 5)
-    assert float(found.abs().max()) == chunkwise.ENTRY_MAX * chunkwise.SCALE
+    assert float(found.abs().max()) == orthogonal.ENTRY_MAX * orthogonal.SCALE
 
 
 def test_scale_changes_no_bit_and_nothing_stays_nothing() -> None:
@@ -120,8 +120,8 @@ def test_digits_in_fp32_and_fp64_give_the_same_products() -> None:
         other = torch.randint(-4096, 4097, (5, 64, 64), generator=RANDOM).float()
         one[0], other[0] = most, -4096.0
         wanted = one.double() @ other.double()
-        assert torch.equal(chunkwise._products(one, other), wanted)
-        assert torch.equal(chunkwise._by_digits(one, other).double(), wanted)
+        assert torch.equal(orthogonal._products(one, other), wanted)
+        assert torch.equal(orthogonal._by_digits(one, other).double(), wanted)
 
 
 def test_the_bits_are_those_of_every_other_machine() -> None:

@@ -65,7 +65,7 @@ def random_entry(demo, sizes, seed=0):
 
 
 def test_thread_count_and_order_change_no_bit(monkeypatch):
-    monkeypatch.setattr("node.optim.tiles.TILE_CHUNKS_CPU", 7)
+    monkeypatch.setattr("node.optim.layout.TILE_CHUNKS_CPU", 7)
     digests = set()
     before = torch.get_num_threads()
     try:

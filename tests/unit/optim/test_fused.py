@@ -19,7 +19,7 @@ from node.optim.backends.portable import Portable
 from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.exact import chunkwise, dct, elementwise, orthogonal
+from node.optim.exact import dct, elementwise, orthogonal
 from node.optim.layout import Layout
 from node.optim.second_moment import SecondMoment
 from node.optim.step import NonFiniteGradient
@@ -393,7 +393,7 @@ def test_without_numba_the_step_is_torch():
 
 
 def test_kernels_cached_from_other_instructions_are_not_used():
-    parts = (emit, forward, inverse, newton, chunkwise, orthogonal, elementwise)
+    parts = (emit, forward, inverse, newton, orthogonal, elementwise)
     sources = [Path(part.__file__).read_bytes() for part in (*parts, kernels, momentum_kernels)]
     own = hashlib.sha256(b"".join(sources)).hexdigest()[:16]
     fused_of(layout_of([(3,)]))

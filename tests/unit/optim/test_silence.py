@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from node.optim import aggregate
 from node.optim.backends.choose import BACKEND_VARIABLE
-from node.optim.base import BaseConfig
+from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
+from node.optim.layout import Layout
 from node.optim.votes import groups as votes
 from node.optim.votes import silence, topk, values
 from node.optim.votes.groups import VotesError
@@ -255,7 +256,8 @@ def test_sums_of_silent_votes_are_zero_and_point_nowhere() -> None:
         total.add(size, data)
     sums = total.sums(0, 2)
     assert not sums.any()
-    direction = aggregate.direction(sums)
+    layout = Layout.of_shapes([("weight", (64, 128))])
+    direction = Base(BaseConfig(), layout, CPU).direct_chunks(aggregate.inverse(sums), 0)
     assert direction.numpy().tobytes() == bytes(2 * 4096 * 4), "zero, and no zero with a sign"
 
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from node.optim.backends.portable import Portable
 from node.optim.base import Base, BaseConfig
-from node.optim.layout import Layout
-from node.optim.tiles import core_pairs
+from node.optim.layout import Layout, core_pairs
 
 CPU = torch.device("cpu")
 SHAPES = [(130, 200), (5,), (64, 64), (), (0, 4), (200, 330), (63, 300), (64, 1), (256, 128)]

@@ -1,4 +1,4 @@
-"""Newton-Schulz iterations of one chunk, as LLVM instructions on whole numbers: `exact.chunkwise` in the same bits.
+"""Newton-Schulz iterations of one chunk, as LLVM instructions on whole numbers: `orthogonal_chunks` in the same bits.
 
 Matrices of int16 lie as pairs of rows: int16 [32 pairs, 64 columns, 2]. So one instruction multiplies and adds pairs, and
 `x^T x` needs no transposed copy. Symmetric products compute blocks on and above the diagonal; the results are mirrored when
@@ -31,8 +31,7 @@ from node.optim.backends.numba.emit import (
     same,
     times,
 )
-from node.optim.exact.chunkwise import FACTOR_MAX, FACTOR_UNITS, SCALE
-from node.optim.exact.orthogonal import COEFFICIENTS, ENTRY_MAX
+from node.optim.exact.orthogonal import COEFFICIENTS, ENTRY_MAX, FACTOR_MAX, FACTOR_UNITS, SCALE
 from node.optim.layout import CHUNK_SIDE
 
 _CONSTANT = COEFFICIENTS[0]

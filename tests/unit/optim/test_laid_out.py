@@ -1,12 +1,15 @@
-"""Zeros of large tensors take memory where they are written, and are torch's own in all else."""
+"""Zeros of large tensors take memory where they are written, and are torch's own in all else. A look at a tensor while another
+thread imports torch's distributed tensors."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from node.optim.demo import DeMo, DeMoConfig
-from node.optim.zeros import ALIGNED_BYTES, BYTES_MIN, zeros
+from node.optim.laid_out import ALIGNED_BYTES, BYTES_MIN, MODULE, is_dtensor, zeros
 
 CPU = torch.device("cpu")
 MANY = 64 << 20
@@ -47,3 +50,8 @@ def test_what_a_peer_has_for_itself_takes_no_memory_before_it_votes(moment: dict
     demo = DeMo(model, DeMoConfig(**moment))
     assert resident_bytes() - before < model.weight.nbytes / 4
     assert demo.layout.parameters == MANY
+
+
+def test_a_module_that_another_thread_imports_now_has_made_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, MODULE, ModuleType(MODULE))
+    assert not is_dtensor(torch.zeros(1))
