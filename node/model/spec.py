@@ -259,8 +259,14 @@ def _from_factory(
     if vocabulary is not None and not has_own_loop(
         model
     ):  # a plain module tells its vocabulary only by its answer, here to two tokens
+        made = [name for name, _ in model.named_parameters()]
         with torch.no_grad():
             ids = logits_of(model, torch.zeros(1, 2, dtype=torch.int64)).shape[-1]
+        if other := sorted({name for name, _ in model.named_parameters()} ^ set(made)):
+            raise ModelError(
+                f"{where}: its first pass adds, ties or removes the parameter {other[0]!r}: do that where the module is made, "
+                "so that each peer knows it from the start"
+            )
         if ids < vocabulary:
             raise ModelError(_too_small(f"{where}: logits", ids, vocabulary))
     return model

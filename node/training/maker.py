@@ -19,8 +19,10 @@ from node.data.samples import Samples
 from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gradients, free_cache, no_room
 from node.model.gradients import loss as next_token_loss
 from node.model.spec import check_built_in
+from node.optim.step import NonFiniteGradient
 from protos.assignment import Range
 from protos.errors import OperatorError
+from protos.limits import LOSS_NATS_MAX
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class PendingGradient:
     result: GradResult
     seconds: float
     step: int
+
+
+def check_loss(nats: float) -> None:
+    """Raises `NonFiniteGradient` for a loss that nobody may claim. It may be infinite where the gradient is finite."""
+    if not abs(nats) < LOSS_NATS_MAX:
+        raise NonFiniteGradient(f"the loss is {nats:g}")
 
 
 class NoVotes(Exception):  # noqa: N818 - nothing failed: this peer has nothing to say in this step
