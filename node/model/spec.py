@@ -280,6 +280,10 @@ def check_parameters(model: nn.Module, where: str) -> None:
             raise ModelError(
                 f"{where}: parameter {name!r} has no shape before the first pass (a lazy module): give its module every size"
             )
+        if parameter.is_inference():
+            raise ModelError(
+                f"{where}: parameter {name!r} was made under torch.inference_mode, and cannot be trained: make it without"
+            )
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")
             mend = "two real ones" if parameter.is_complex() else "a buffer (register_buffer)"
