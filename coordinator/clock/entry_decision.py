@@ -138,9 +138,9 @@ def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
     clock, roster, connected = run.config.clock, step.tick.roster, step.here.bit_count()
     if connected < min(clock.min_peers, len(roster)) and not clock.strict:
         return False, f"{connected} of {clock.min_peers} peers needed are connected"
-    abstained = sum(1 << step.tick.places[key] for key in step.abstained if key not in step.claims)
+    abstained = _silent(step)
     asked = deciders(run, step, now_ms) & ~abstained
-    if not asked and abstained:
+    if nobody_votes(run, step, now_ms):
         return False, _all_abstain(run, step)
     prompt = asked & ~step.rarely
     least = min(clock.min_peers, asked.bit_count() if run.config.trust.enabled else len(roster))
@@ -162,15 +162,25 @@ def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
     return False, f"{votes} of {len(roster)} payloads are held; waiting for {names or 'a payload'}"
 
 
+def _silent(step: OpenStep) -> int:
+    """The peers that abstain."""
+    return sum(1 << step.tick.places[key] for key in step.abstained if key not in step.claims)
+
+
+def nobody_votes(run: Run, step: OpenStep, now_ms: int) -> bool:
+    """Whether all peers that could decide the open step abstain from it."""
+    return bool(silent := _silent(step)) and not deciders(run, step, now_ms) & ~silent
+
+
 def _all_abstain(run: Run, step: OpenStep) -> str:
-    """The reason if no peer has votes: the run has most likely diverged, unless owners have paused their peers."""
+    """The reason if no peer has votes, and what to do if it is a loss that is no number."""
     paused = sum(key in run.peers and run.peers[key].is_paused for key in step.abstained)
     if paused == len(step.abstained):
         return f"all {paused} peers of step {step.tick.step} that are here are paused by their owners"
     reason = next(iter(step.abstained.values()))
     return (
-        f"all {len(step.abstained)} peers that are here abstain from step {step.tick.step} ({reason}): the run has diverged. "
-        f"{_way_back(run)}"
+        f"all {len(step.abstained)} peers that are here abstain from step {step.tick.step} ({reason}), and are asked again "
+        f"at its deadline. If it is the loss that is not finite, the run has diverged. {_way_back(run)}"
     )
 
 

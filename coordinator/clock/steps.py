@@ -62,7 +62,10 @@ def _open(run: Run, now_ms: int) -> Outcome:
 
 
 def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
-    """The same step and samples again, for the peers that are ready now. Existing payloads stay valid."""
+    """The same step and samples again, for the peers that are ready now. Existing payloads stay valid.
+
+    Peers that all abstain are asked again: what they lacked, such as a text or a program's gradient, may be there now.
+    """
     current = run.step
     assert current is not None
     wanted, ready = run.config.clock.min_peers, run.ready
@@ -77,7 +80,11 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
         text = reason if run.is_paused else f"{reason}; {_next_try(len(ready), wanted)}"
         deadline = now_ms + run.config.clock.deadline_ms_max
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
-        return run, [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
+        effects: list[Effect] = [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
+        if run.is_paused or len(ready) < wanted or not entry_decision.nobody_votes(run, current, now_ms):
+            return run, effects
+        run, again = _ask_again(run, replace(current, abstained={}), now_ms)
+        return run, [*effects[:1], *again]
     roster = rules.roster_of(run, members, samples)
     return _again(run, roster, now_ms)
 
@@ -97,7 +104,7 @@ def _next_try(ready: int, wanted: int) -> str:
 
 
 def _ask_again(run: Run, current: OpenStep, now_ms: int) -> Outcome:
-    """A strict step has no deadline. The same tick is sent again, because a message may have been lost."""
+    """The same tick is sent again. A strict step has no deadline, and a message may have been lost."""
     deadline = now_ms + run.config.clock.deadline_ms_max
     run = replace(run, step=replace(current, deadline_at_ms=deadline))
     return run, [SendTick(current.tick, deadline - now_ms), Arm(deadline)]

@@ -140,10 +140,6 @@ class Calls:
         return check(envelope, kind=kind, run_id=run_id, signer=signer, signed=signed)
 
 
-LOSS_MAX = 1e30
-"""A claimed loss beyond this is no number that a model can have; the machine has a tighter range of its own."""
-
-
 def bounded(count: int, most: int, what: str) -> None:
     """Refusal OUT_OF_RANGE if there are more than `most`."""
     if count > most:
@@ -309,8 +305,8 @@ def _claim(opened: VerifiedEnvelope, envelope: envelope_pb2.SignedEnvelope) -> C
     body = parse(update_pb2.Announcement, inner.body)
     bounded(body.payload_bytes, limits.PAYLOAD_BYTES_MAX, "payload bytes")
     bounded(body.step, limits.STEP_MAX, "as a step")
-    if not abs(body.loss) < LOSS_MAX:
-        raise Refusal(Reason.OUT_OF_RANGE, f"loss {body.loss}, expected a number below {LOSS_MAX:g}")
+    if not abs(body.loss) < limits.LOSS_NATS_MAX:
+        raise Refusal(Reason.OUT_OF_RANGE, f"loss {body.loss}, expected a number below {limits.LOSS_NATS_MAX:g}")
     return Claim(
         step=body.step,
         parent_hash=sized(body.parent_hash, limits.HASH_BYTES, "parent hash"),

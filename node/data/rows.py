@@ -260,12 +260,12 @@ def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
         except PackedError as error:
             rows.end(f"cannot be read: {error}", unpacked, 0, error.reason)
             return
-        lines = _Lines(io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=""))
+        lines = _Lines(io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=""), separator)
         found = csv.reader(lines, delimiter=separator, strict=True)
         try:
             names = next(found, [])
             if names.count(column) == 1:
-                yield from _fields(found, names, rows, lines)
+                yield from _fields(found, names, rows, lines, tabs=separator == "\t")
                 return
             rows.end(
                 not_one(names, column),
@@ -281,27 +281,39 @@ def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
             lines.file.detach()
 
 
-class _Lines:
-    """The lines of a file, and how many characters they have."""
+LINES_COUNTED: Final = 100
+"""Of one row."""
 
-    def __init__(self, file: io.TextIOWrapper) -> None:
-        self.file, self.characters = file, 0
+
+class _Lines:
+    """The lines of a file, and how many characters and separators they have."""
+
+    def __init__(self, file: io.TextIOWrapper, separator: str) -> None:
+        self.file, self.characters, self._separator = file, 0, separator
+        self.separators = list[int]()
+        """Of each line since somebody emptied it; of the first few."""
 
     def __iter__(self) -> Iterator[str]:
         for line in self.file:
             self.characters += len(line)
+            if len(self.separators) < LINES_COUNTED:
+                self.separators.append(line.count(self._separator))
             yield line
 
 
-def _fields(found: Any, names: list[str], rows: Rows, lines: _Lines) -> Iterator[str]:
-    """`found`: a reader of `csv`, which goes on after a row that it cannot read."""
+def _fields(found: Any, names: list[str], rows: Rows, lines: _Lines, *, tabs: bool) -> Iterator[str]:
+    """`found`: a reader of `csv`, which goes on after a row that it cannot read. `tabs`: between the fields."""
     while True:
         first, before = found.line_num + 1, lines.characters
+        lines.separators.clear()
         try:
             fields = next(found, None)
             why = "" if not fields or len(fields) == len(names) else f"has {len(fields)} fields, expected {len(names)}"
         except csv.Error as error:
             fields, why = [], f"is no row: {error}"
+        several = len(lines.separators) > 1 and len(names) > 1
+        if tabs and not why and several and set(lines.separators) == {len(names) - 1}:
+            why = f"has a quote that ends in line {found.line_num}, and each line between is a row: double the quotes in it"
         if fields is None:
             return
         place, size = f"{rows.path}, line {first}", lines.characters - before

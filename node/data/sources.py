@@ -90,6 +90,31 @@ def split_of(name: PurePath, has_rows: bool) -> str:
     return ""
 
 
+PART: Final = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)
+"""A file that is one of several, as `datasets` and the hub name them; some have a digest in the name."""
+
+
+def parts_told(files: Sequence[PurePath]) -> list[str]:
+    """Words about sets of numbered files that are not there whole. Raises DataError for files of two sets of one name."""
+    sets = dict[tuple[PurePath, str, str], dict[str, set[int]]]()
+    for file in files:
+        if (part := PART.fullmatch(file.name)) is not None:
+            before, number, of, after = part.groups()
+            sets.setdefault((file.parent, before, after), {}).setdefault(of, set()).add(int(number))
+    told = list[str]()
+    for (folder, before, after), found in sorted(sets.items()):
+        names = [f"{before}*-of-{of}{after}" for of in sorted(found)]
+        if len(names) > 1:
+            raise DataError(
+                f"data: {folder} has {' and '.join(names)}, so files of an earlier set are still there, and their text would "
+                "count twice: delete the old ones, or move them away"
+            )
+        (of, numbers), name = next(iter(found.items())), str(folder / names[0]).replace("{", "{{").replace("}", "}}")
+        if len(numbers) < int(of):
+            told.append(f"of {name} {len(numbers):,} of {int(of):,} files are there")
+    return told
+
+
 def is_about(name: PurePath, folder: str) -> bool:
     """Whether a file without rows, beside some with rows, is about them: a page, a licence, a list, or their script."""
     low = PurePath(name.name.lower())
@@ -197,6 +222,8 @@ def files_of(source: Source, tally: Tally) -> list[Path]:
         if reason is not None:
             tally.leave(reason, file, file_size(file))
     kept = [file for file, reason in zip(found, reasons, strict=True) if reason is None]
+    for words in parts_told(kept):
+        tally.note(words)
     if not kept:
         why = "; ".join(tally.reading().lines())
         todo = (

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from node.data.tally import LeftOutReason, Tally
 from node.imports import quiet_libraries, slowly
 from protos.errors import TokenizerError
+from protos.text import printable
 
 BYTES_VOCABULARY = 256
 METASPACE = "\u2581"
@@ -135,6 +136,11 @@ class HuggingFaceTokenizer:
         # now, because encoding changes what a tokenizer with truncation or padding says of itself
         self._described = backend.to_str() if backend is not None else repr(sorted(self._inner.get_vocab().items()))
         self._normalizer = getattr(backend, "normalizer", None)
+        if drawn := _drawn(self._described):
+            raise TokenizerError(
+                f"data.tokenizer = {name!r}: it has {drawn}, so it encodes one text otherwise each time, and peers would have "
+                "other tokens: set that to null in its tokenizer.json"
+            )
 
     @cached_property
     def vocabulary(self) -> int:
@@ -174,7 +180,14 @@ class HuggingFaceTokenizer:
         return ids[~np.isin(ids, self._control_ids)]
 
     def _ids(self, text: str) -> npt.NDArray[np.int64]:
-        return np.asarray(self._inner.encode(text, **self._options), dtype=np.int64)
+        try:
+            return np.asarray(self._inner.encode(text, **self._options), dtype=np.int64)
+        except Exception as error:  # the library of a tokenizer.json raises plain exceptions
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise TokenizerError(
+                f"data.tokenizer: it cannot encode {printable(text[:40], 40)!r}: {why}; use a tokenizer that knows all text, "
+                "or one with an unknown token"
+            ) from error
 
     @cached_property
     def _options(self) -> dict[str, bool]:
@@ -210,6 +223,13 @@ class HuggingFaceTokenizer:
 
     def huggingface(self) -> Any:
         return self._inner
+
+
+def _drawn(described: str) -> str:
+    """What makes a tokenizer draw its tokens at random: its setting and value; empty for none."""
+    model = json.loads(described).get("model", {}) if described.startswith("{") else {}
+    found = {key: model.get(key) for key in ("dropout", "alpha", "nbest_size")}
+    return ", ".join(f"{key} {value}" for key, value in found.items() if value)
 
 
 def control_pattern(control: Mapping[str, int], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
@@ -249,6 +269,9 @@ CONTROL_NOTE: Final = (
     "{} strings in the text look like control tokens of the tokenizer; they were encoded as ordinary text"
 )
 CHANGED_NOTE: Final = "{} characters were changed by the tokenizer's normaliser (lower case, accents)"
+ROUND_NOTE: Final = "the tokenizer does not give all text back: {} becomes {}"
+ROUND_CHARACTERS: Final = 1 << 16
+"""Of the first text, which is decoded to compare it."""
 SPACE_NOTE: Final = "{} line breaks and tabs were dropped by the tokenizer"
 
 
@@ -280,6 +303,7 @@ class Encoder:
         self._pattern = control_pattern(tokenizer.control)
         self._fates: dict[str, Fate] = {}
         self._kept = set[str]()
+        self._compared = 0
 
     def encode(self, text: str, place: object) -> npt.NDArray[Any]:
         """The ids of a text. `place`: for the count."""
@@ -294,6 +318,12 @@ class Encoder:
             return
         if self.tokenizer.control:
             self.tally.note(CONTROL_NOTE, sum(1 for _ in self._pattern.finditer(text)))
+        if not self._see_characters(text, place) and self._compared < ROUND_CHARACTERS:
+            self._compare(text[: ROUND_CHARACTERS - self._compared])
+
+    def _see_characters(self, text: str, place: object) -> bool:
+        """Count them; True if one of them is lost or changed."""
+        told = False
         for character in set(text) - self._kept:
             if character not in self._fates:
                 self._fates[character] = self._fate(character)
@@ -301,6 +331,7 @@ class Encoder:
             if fate is Fate.KEPT:
                 self._kept.add(character)
                 continue
+            told = True
             if fate is Fate.CHANGED:
                 self.tally.note(CHANGED_NOTE, count)
             elif character.isspace():
@@ -308,6 +339,20 @@ class Encoder:
             else:
                 name = f"{place}: {character!r} (U+{ord(character):04X})"
                 self.tally.leave(LeftOutReason.DROPPED, name, count * len(character.encode()), count=count)
+        return told
+
+    def _compare(self, text: str) -> None:
+        """Whether the ids are the text again. A space that a tokenizer puts before a text is no difference."""
+        ids = self.tokenizer.encode(text)
+        self._compared += len(text)
+        back = self.tokenizer.decode(ids.tolist())
+        if self.tokenizer.unknown in ids or back in (text, f" {text}", text.removeprefix(" ")):
+            return
+        self._compared = ROUND_CHARACTERS
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(text, back, strict=False))
+        at = max(sum(1 for _ in same) - 10, 0)
+        shown = (repr(it[at : at + 30]).replace("{", "{{").replace("}", "}}") for it in (text, back))
+        self.tally.note(ROUND_NOTE.format(*shown))
 
     def seen(self, ids: npt.NDArray[Any], characters: int, place: object) -> None:
         """Count the unknown tokens among the ids of a text."""

@@ -146,6 +146,9 @@ NO_TOKENS: Final = {
 """First bytes of files that are no raw tokens, whatever their name says."""
 PAIRS_TOKENS_MIN: Final = 64
 PAIRS_TOKENS_MAX: Final = 1 << 16
+ORDER_TOKENS_MIN: Final = 4096
+TEXT_BITS_MIN: Final = 3.0
+"""Entropy of the high bytes of tokens; below it is no text of people."""
 SCAN_TOKENS: Final = 1 << 24  # tokens that a check looks at in one go
 PART_CHARS_MAX: Final = 1 << 20  # of text that a tokenizer gets at once
 TEXT_BYTES_MAX: Final = 1 << 31  # of text held in memory as byte tokens
@@ -345,9 +348,10 @@ def check_vocabulary(tokens: Tokens, vocabulary: int, name: str = "data") -> Non
 
 
 def check_width(tokens: FileTokens, vocabulary: int, name: str) -> None:
-    """Raises DataError for a raw file that is text, or whose tokens were written twice as wide as they are read.
+    """Raises DataError for a raw file that is text, or whose tokens were written twice as wide as they are read, or big-endian.
 
-    They are then pairs, and the second of each is never above the high bits of the largest id.
+    Wide ones are pairs, and one of each is never above the high bits of the largest id. Of big-endian ones the high byte, which
+    says little in a text, is where the low one should be.
     """
     if tokens.path.suffix.lower() == ".npy" or len(tokens) < PAIRS_TOKENS_MIN:
         return
@@ -363,3 +367,18 @@ def check_width(tokens: FileTokens, vocabulary: int, name: str) -> None:
             f"{name}: every second token, read as {tokens.dtype.name}, is {found}, so the file has wider tokens: set "
             "data.dtype to what it was written with, such as uint32"
         )
+    swapped = first[::2].max() <= high < first[1::2].max()
+    if not swapped and tokens.dtype.itemsize == 2 and len(tokens) >= ORDER_TOKENS_MIN:
+        low, top = (_entropy(part) for part in first.astype("<u2").view(np.uint8).reshape(-1, 2).T)
+        swapped = TEXT_BITS_MIN < low < top - 1
+    if swapped:
+        raise DataError(
+            f"{name}: its bytes are in the order of a big-endian machine, and tokens are read little-endian: write it again "
+            'with tokens.astype("<u2") or "<u4", or with numpy.save'
+        )
+
+
+def _entropy(values: npt.NDArray[np.uint8]) -> float:
+    """Bits a byte."""
+    shares = np.bincount(values) / len(values)
+    return float(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())

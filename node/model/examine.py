@@ -173,6 +173,8 @@ def _of_answers(at: Passes, first: float) -> Iterator[str]:
     logits = at.logits(at.tokens(1, 1, at.length))
     if logits.shape[-1] < at.vocabulary:
         yield f"logits = {logits.shape[-1]}: the tokenizer has {at.vocabulary} ids; raise it to at least {at.vocabulary}"
+    if logits.shape[-1] > 1 and bool((logits >= 0).all()) and bool(((logits.sum(-1) - 1).abs() < TOLERANCE).all()):
+        yield "it answers with probabilities (each row is 1 in all), not with logits: leave its softmax out"
     if not math.isfinite(first):
         yield f"the loss is {first} before any training: it has to be a finite number; look for divisions by 0 and logs of 0"
     yield from _further_loss(at)

@@ -259,8 +259,14 @@ def _from_factory(
     if vocabulary is not None and not has_own_loop(
         model
     ):  # a plain module tells its vocabulary only by its answer, here to two tokens
+        made = [name for name, _ in model.named_parameters()]
         with torch.no_grad():
             ids = logits_of(model, torch.zeros(1, 2, dtype=torch.int64)).shape[-1]
+        if other := sorted({name for name, _ in model.named_parameters()} ^ set(made)):
+            raise ModelError(
+                f"{where}: its first pass adds, ties or removes the parameter {other[0]!r}: do that where the module is made, "
+                "so that each peer knows it from the start"
+            )
         if ids < vocabulary:
             raise ModelError(_too_small(f"{where}: logits", ids, vocabulary))
     return model
@@ -273,6 +279,10 @@ def check_parameters(model: nn.Module, where: str) -> None:
         if is_lazy(parameter):
             raise ModelError(
                 f"{where}: parameter {name!r} has no shape before the first pass (a lazy module): give its module every size"
+            )
+        if parameter.is_inference():
+            raise ModelError(
+                f"{where}: parameter {name!r} was made under torch.inference_mode, and cannot be trained: make it without"
             )
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")

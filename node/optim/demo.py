@@ -87,7 +87,7 @@ class DeMoConfig:
                 "base.given(name, function) for a function of your own"
             )
         self.form.votes_a_chunk(self.size)
-        check(self, RUN, but=("base",))
+        check(self, RUN, but=("base", "transform") if isinstance(self.transform, Transform) else ("base",))
         if self.beta2 and self.magnitudes:
             raise ValueError(
                 "magnitudes and beta2 exclude each other: divided gradients have no size of their own; set one to 0"

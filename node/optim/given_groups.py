@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import fields
-from functools import wraps
+from difflib import get_close_matches
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -18,6 +21,8 @@ from torch._compile import _disable_dynamo
 from node.optim.base import BY_CHUNKS, BaseConfig, is_named_table
 from node.optim.demo import SIZE_KEYS, DeMoConfig
 from node.optim.local import LocalConfig
+from node.optim.run_settings import plain
+from node.optim.step import rounded_rate
 from protos.optimizer_defaults import OF_BASES
 
 Given = ParamSpec("Given")
@@ -26,7 +31,7 @@ OF_A_GROUP = ("lr", "momentum", "weight_decay", "group_size", "clip_norm")
 """Options of a group of parameters; all ranks have the same in each step."""
 
 OF_ALL_GROUPS = {option.name for option in fields(DeMoConfig)} - {"beta", *OF_A_GROUP} | {
-    "method", "chunk", "local", "betas", "eps", "amsgrad", "dampening", "maximize"
+    "method", "chunk", "local", "betas", "eps", "amsgrad", "dampening", "maximize", "learning_rate", "wd"
 }  # fmt: skip
 """Options that a group cannot have alone here, or that other optimizers have: they would have no effect."""
 
@@ -43,8 +48,8 @@ WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def as_usual(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Run a part of a step as in a program that set nothing: not compiled, without autocast, and what names no device is on the
-    CPU.
+    """Run a part of a step as in a program that set nothing: not compiled, without autocast and inference mode, and what names
+    no device is on the CPU.
 
     Compiled kernels round otherwise, inductor fails at some views, and autocast multiplies with 8 bits. Bytes and tables of a
     step are on the CPU, where `torch.set_default_device("cuda")` would move them to the card.
@@ -53,10 +58,14 @@ def as_usual(function: Callable[Given, Result]) -> Callable[Given, Result]:
     @wraps(function)
     def run(*given: Given.args, **named: Given.kwargs) -> Result:
         cast = [kind for kind in CAST if torch.is_autocast_enabled(kind)]
-        if torch.get_default_device().type == "cpu" and not cast:
+        inference = torch.is_inference_mode_enabled()  # its tensors cannot be written later
+        if torch.get_default_device().type == "cpu" and not cast and not inference:
             return function(*given, **named)
         with ExitStack() as usual:
             usual.enter_context(torch.device("cpu"))
+            if inference:
+                usual.enter_context(torch.inference_mode(mode=False))
+                usual.enter_context(torch.no_grad())
             for kind in cast:
                 usual.enter_context(torch.autocast(kind, enabled=False))
             return function(*given, **named)
@@ -80,9 +89,18 @@ def unwrapped_name(name: str) -> str:
 def named_of(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:
     """The parameters of a group, with names if they have some; `params` may be a tensor, or an iterable that is read once."""
     given = group["params"]
+    check_ordered(given)
     if isinstance(given, Tensor):
         return [(None, given)]
     return [one if isinstance(one, tuple) else (None, one) for one in given]
+
+
+def check_ordered(given: Any) -> None:
+    """Raises `TypeError` for a set: its order is another one in each process, and states and ranks go by the order."""
+    if isinstance(given, AbstractSet):
+        raise TypeError(
+            "the parameters are a set, which has no order, so states and ranks would mix them up: give a list"
+        )
 
 
 def options_of(group: Mapping[str, Any], named: Sequence[tuple[str | None, Tensor]]) -> dict[str, Any]:
@@ -91,7 +109,7 @@ def options_of(group: Mapping[str, Any], named: Sequence[tuple[str | None, Tenso
     Raises `ValueError` for an option that would have no effect.
     """
     options = renamed(group)
-    if wrong := options.keys() & OF_ALL_GROUPS:
+    if wrong := without_effect(options):
         raise ValueError(
             f"{', '.join(sorted(wrong))}: no option of one group; a group may set lr, beta, weight_decay, group_size and "
             "clip_norm, and DeMoOptimizer(...) takes the settings of all groups"
@@ -100,10 +118,20 @@ def options_of(group: Mapping[str, Any], named: Sequence[tuple[str | None, Tenso
     return options
 
 
+def without_effect(options: Iterable[str]) -> set[str]:
+    """The options that have no effect in a group. Words of the program's own pass, but not what is nearly an option."""
+    return {name for name in options if name in OF_ALL_GROUPS or (name not in OF_A_GROUP and _near(name))}
+
+
+@cache
+def _near(name: str) -> bool:
+    return bool(get_close_matches(name, OF_A_GROUP, cutoff=0.85))
+
+
 def check_options(groups: Iterable[Mapping[str, Any]], own: Iterable[str]) -> None:
     """Raises `ValueError` for an option that came into a group later, and has no effect. `own`: words of this optimizer."""
     for group in groups:
-        if wrong := (group.keys() & {"beta", *OF_ALL_GROUPS}) - set(own):
+        if wrong := (without_effect(group) | group.keys() & {"beta"}) - set(own):
             raise ValueError(
                 f"{', '.join(sorted(wrong))} in optimizer.param_groups has no effect: a group may change lr, momentum (that is "
                 "beta), weight_decay, group_size and clip_norm; make a new optimizer for other settings"
@@ -152,7 +180,8 @@ def without_place(
 ) -> list[tuple[str | None, Tensor]]:
     """The parameters `added` with the names that groups have for them, if those have names.
 
-    A parameter that was frozen when its group was made has no place in it (its id is not `known`): it leaves that group.
+    A parameter that was frozen when its group was made has no place in it (its id is not `known`): it leaves that group. One
+    that is trained in another group stays there, so that torch refuses it here.
     """
     ids, names = {id(tensor) for _, tensor in added} - known, {}
     for group in groups:
@@ -186,10 +215,11 @@ def defaults_of(params: Any, beta2: float | None, settings: Mapping[str, Any]) -
 
 
 def check_rate(lr: Any) -> None:
-    """Raises `ValueError` for a learning rate that is no number, or below 0."""
-    if isinstance(lr, str) or lr is None or not float(lr) >= 0:
+    """Raises `ValueError` for a learning rate that is no number, infinite or below 0."""
+    value = plain(lr)
+    if not isinstance(value, int | float) or not 0 <= rounded_rate(value) < math.inf:
         hint = " (YAML reads 1e-3 as text: write 1.0e-3)" if isinstance(lr, str) else ""
-        raise ValueError(f"learning rate {lr!r}: expected is a number of at least 0{hint}")
+        raise ValueError(f"learning rate {value!r}: expected is a finite number of at least 0{hint}")
 
 
 def check_paper(beta2: float | None, group_size: int, local: LocalConfig | None, settings: Mapping[str, Any]) -> None:

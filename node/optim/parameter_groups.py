@@ -27,6 +27,7 @@ from node.optim.given_groups import (
     check_effect,
     check_known,
     check_options,
+    check_ordered,
     named_of,
     options_of,
     saved_group,
@@ -82,7 +83,9 @@ class Settings:
             own["clip_norm"] = None  # local steps clip their own gradients
         if self.values.get("selection") == INDEPENDENT:
             own["author"] = author_of(rank)
-        return DeMoConfig(**own, group_size=group["group_size"], **self.values)
+        config = DeMoConfig(**own, group_size=group["group_size"], **self.values)
+        check_effect(config, group["clip_norm"], local=self.local is not None)
+        return config
 
     @property
     def seed(self) -> int | None:
@@ -107,6 +110,7 @@ class ParameterGroups(torch.optim.Optimizer):
         self.settings = settings
         self._whose, self._steps = Whose(), 0
         self._begin()
+        check_ordered(params)
         super().__init__(params, defaults)
         if not self._demos:
             raise ValueError("no parameter to train: all are frozen (requires_grad is False) or empty")
@@ -154,12 +158,10 @@ class ParameterGroups(torch.optim.Optimizer):
             raise ValueError(
                 "parameters may be added between rounds of local steps, when `optimizer.exchanged` is true"
             )
-        options = options_of(param_group, without_place(self.param_groups, named_of(param_group), self._known))
+        options = options_of(param_group, without_place(self.param_groups, named_of(param_group), self._placed()))
         super().add_param_group(options)
         group = self.param_groups[-1]
         try:
-            if isinstance(config := self.settings.config(group), DeMoConfig):
-                check_effect(config, group["clip_norm"], local=self.settings.local is not None)
             self._take(group)
         except ValueError:
             del self.param_groups[-1]
@@ -168,6 +170,9 @@ class ParameterGroups(torch.optim.Optimizer):
         self._compared = False
         if self._live is not None:
             self._show()
+
+    def _placed(self) -> frozenset[int]:
+        return frozenset(id(parameter) for voter in self._demos for parameter in voter.parameters)
 
     def _take(self, group: dict[str, Any]) -> None:
         """Give a group its optimizer, if it has a parameter to train. Raises `ValueError`."""
@@ -243,7 +248,7 @@ class ParameterGroups(torch.optim.Optimizer):
     def _show(self) -> None:
         """Put the live state into `self.state`."""
         self._listed = [[id(tensor) for tensor in group["params"]] for group in self.param_groups]
-        self._known = frozenset(id(parameter) for voter in self._demos for parameter in voter.parameters)
+        self._known = self._placed()
         self._live = OptimizerState(self._demos, self._local, self._whose)
         self._live.count(self._steps)
         self._live.show(self.state)

@@ -7,7 +7,6 @@ weights. Each step looks whether parameters and state are what they were, and wh
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, overload
@@ -243,9 +242,8 @@ class DeMoOptimizer(ParameterGroups, Joinable):
                 voter.config = self.settings.config(group, self._whose.rank)
             assert self._live is not None
             self._live.check_shown(self.state)
-            rates = [rounded_rate(group["lr"]) for group in self._voting]
-            if not all(0 <= rate < math.inf for rate in rates):
-                raise ValueError(f"learning rates {rates}: expected are finite numbers of at least 0")
+            for group in self._voting:
+                check_rate(group["lr"])
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:  # of values that are no numbers, too
             fault = error if isinstance(error, ValueError) else ValueError(f"an option of a group: {error}")
         if self._sharded is not None:

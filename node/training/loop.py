@@ -35,7 +35,7 @@ from node.swarm.membership import JoinFacts
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
 from node.training.keeper import Keeper, StepRecorder
-from node.training.maker import NoVotes, PendingGradient
+from node.training.maker import NoVotes, PendingGradient, check_loss
 from node.training.progress import Activity, DigestReporter, EffectiveSettings, LastStep, apply_end, move
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
@@ -281,6 +281,7 @@ class Trainer:
                 self.log.info("votes fit the uplink", step=tick.step, size=size, before=self.replica.size)
                 self.replica.size = size
         try:
+            check_loss(result.loss_mean)
             with self.spans.timed(tick.step, "vote"):
                 data = self.replica.vote(tick.step, tick.lr)
         except (NonFiniteGradient, NotANumber) as error:

@@ -9,6 +9,7 @@ changes a parameter while the program's backward pass needs it. Knows no network
 from __future__ import annotations
 
 import math
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from node.model.spec import check_built_in
 from node.optim.step import NonFiniteGradient
 from protos.assignment import Range
 from protos.errors import OperatorError
+from protos.limits import LOSS_NATS_MAX
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class PendingGradient:
     result: GradResult
     seconds: float
     step: int
+
+
+def check_loss(nats: float) -> None:
+    """Raises `NonFiniteGradient` for a loss that nobody may claim. It may be infinite where the gradient is finite."""
+    if not abs(nats) < LOSS_NATS_MAX:
+        raise NonFiniteGradient(f"the loss is {nats:g}")
 
 
 class NoVotes(Exception):  # noqa: N818 - nothing failed: this peer has nothing to say in this step
@@ -169,9 +177,20 @@ class Share:
 
     def batches(self, micro_batch: int | None = None) -> Iterator[Tensor]:
         """The run's own samples of this share: int64 [n, context + 1] on the model's device, n at most `micro_batch`."""
+        size = self._micro_batch if micro_batch is None else _whole("micro_batch", micro_batch)
+        if size < 1:
+            raise OperatorError(f"micro_batch={size}: expected how many samples to read at a time, 1 or more")
         parts = tuple(Range(part.start, part.stop) for part in self.indices)
-        for batch in self._samples.micro_batches(parts, micro_batch or self._micro_batch):
+        for batch in self._samples.micro_batches(parts, size):
             yield to_device(batch, self._device)
+
+
+def _whole(name: str, value: Any) -> int:
+    """A count, also one of NumPy or torch. Raises OperatorError."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise OperatorError(f"{name}={value!r}: expected a whole number") from error
 
 
 class Unread(Samples):
@@ -344,16 +363,21 @@ class Handover:
         share = self._taken
         if share is None:
             raise OperatorError("there is no share to contribute to: call contribute once in each round of the loop")
-        samples = share.samples if samples is None else samples
+        samples = share.samples if samples is None else _whole("samples", samples)
+        tokens = _whole("tokens", tokens)
         if not 1 <= samples <= share.samples:
             raise OperatorError(
                 f"samples={samples}: this share has {share.samples}; give how many the gradient is over"
             )
-        if tokens < 0:
+        if not 0 <= tokens < 1 << 64:
             raise OperatorError(f"tokens={tokens}: expected how many tokens the gradient is over")
         if all(p.grad is None for p in self.model.parameters()):
             raise OperatorError("no parameter of the model has a gradient: call loss.backward() before contribute")
-        mean = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        try:
+            mean = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        except (TypeError, ValueError, RuntimeError) as error:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise OperatorError(f"loss is {what}: expected a number, the mean in nats a token") from error
         result = GradResult(mean, tokens, samples)
         self.give_back(result if math.isfinite(mean) else NonFiniteGradient(f"the loss is {mean}"))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.clock import admission, electorate, holder_counts, rules
-from coordinator.clock.effects import EndStream, NoticeKind, SendNotice, SnapshotFact
+from coordinator.clock.effects import EndStream, NoticeKind, SendNotice, SendTick, SnapshotFact
 from coordinator.clock.events import Claim, Connected, Disconnected, Reported, TicketAsked, TimerFired, WithdrawalAsked
 from coordinator.clock.state import Peer, PeerPhase, Phase
 from coordinator.clock.trust import Standing
@@ -356,6 +356,19 @@ def test_no_speed_counts_as_more_than_four_times_the_median() -> None:
     run = replace(begun(0).run, peers={peer.public_key: peer for peer in peers})
     shares = [share.samples for share in rules.roster_of(run, peers, 130)]
     assert shares[-1] <= 4 * 130 / 13
+
+
+def test_a_step_that_all_abstain_from_is_asked_for_again() -> None:
+    """All had no text yet, or their programs skipped the step: the run waited for ever."""
+    harness = begun(*HONEST)
+    for n in HONEST:
+        harness.feed(Reported(key(n), abstained=(1, "shard 0 is at 40 %")))
+    harness.now = harness.run.step.deadline_at_ms
+    told = harness.feed(TimerFired())
+    assert [effect.tick.step for effect in told if isinstance(effect, SendTick)] == [1]
+    assert any(isinstance(effect, SendNotice) and "shard 0 is at 40 %" in effect.reason for effect in told)
+    step(harness, *HONEST)
+    assert harness.run.head_step == 1
 
 
 def test_a_run_whose_peers_all_have_nan_says_so() -> None:

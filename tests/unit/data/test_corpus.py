@@ -458,6 +458,23 @@ def test_wide_tokens_of_a_large_vocabulary_are_refused_too(tmp_path: Path) -> No
     assert len(open_corpus(tmp_path / "pairs.bin", tmp_path, dtype="uint16", vocabulary=128_256).tokens) == 1000
 
 
+@pytest.mark.parametrize(("written", "read"), [(">u2", "uint8"), (">u4", "uint16"), (">u2", "uint16")])
+def test_tokens_in_the_byte_order_of_another_machine_are_refused(written: str, read: str, tmp_path: Path) -> None:
+    """No id is beyond a vocabulary of all 65,536: common words have low ones, so their high bytes say little."""
+    ids = (np.random.default_rng(0).random(9000) ** 4 * 65_536).astype(np.int64)
+    ids, vocabulary = (ids % 255 + 1, 256) if read == "uint8" else (ids, 65_536)
+    (tmp_path / "t.bin").write_bytes(ids.astype(written).tobytes())
+    with pytest.raises(DataError, match=r"in the order of a big-endian machine.*write it again with tokens\.astype"):
+        open_corpus(tmp_path / "t.bin", tmp_path, dtype=read, vocabulary=vocabulary)
+    little = written.replace(">", "<")
+    (tmp_path / "t.bin").write_bytes(ids.astype(little).tobytes())
+    right = {"<u2": "uint16", "<u4": "uint32"}[little]
+    assert (
+        open_corpus(tmp_path / "t.bin", tmp_path, dtype=right, vocabulary=vocabulary).tokens[:9000].tolist()
+        == ids.tolist()
+    )
+
+
 def test_an_array_file_with_more_after_it_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.arange(1000, dtype=np.uint16))
     (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes() * 2)

@@ -412,3 +412,25 @@ def test_a_survey_says_what_training_will_say_of_a_token_file(name: str, tmp_pat
         look_at(Source(str(tmp_path / name)))
     (tmp_path / "odd.bin").write_bytes(bytes(3))  # one byte a token, perhaps: the run says so
     assert look_at(Source(str(tmp_path / "odd.bin"))).inside.size == 3
+
+
+def test_a_quote_in_tab_separated_text_swallows_no_row(tmp_path: Path) -> None:
+    """Such files are often written without quotes. A quoted text of several lines is still one."""
+    table = b'id\ttext\n1\t"To be\n2\tor not to be"\n3\tc\n4\t"two\nlines"\n'
+    texts, left = read(put(tmp_path, {"a.tsv": table}))
+    assert texts == ["c", "two\nlines"]
+    assert left == {"broken_row": 1}
+
+
+@pytest.mark.parametrize("digest", ["", "-0123456789abcdef"])
+def test_files_of_a_set_that_are_missing_or_of_an_earlier_set_are_told(digest: str, tmp_path: Path) -> None:
+    """As `save_to_disk` leaves them, with fewer files than before."""
+    files = {f"data-{number:05}-of-00003{digest}.jsonl": ROWS for number in (0, 2)}
+    tally = Tally()
+    assert len(list(documents(Source(str(put(tmp_path, files))), tally))) == 6
+    assert tally.reading().notes == (f"of {tmp_path}/data-*-of-00003.jsonl 2 of 3 files are there",)
+    put(tmp_path, {f"data-00000-of-00002{digest}.jsonl": ROWS})
+    with pytest.raises(
+        DataError, match=r"has data-\*-of-00002\.jsonl and data-\*-of-00003\.jsonl, so files of an earlier"
+    ):
+        read(tmp_path)

@@ -180,3 +180,57 @@ def test_a_manifest_with_and_without_what_was_left_out(tmp_path: Path) -> None:
     new = old.replace(b'"a book"\n', b'"a book",\n "left_out": {\n  "not_utf8": 3\n }\n')
     assert parse(new, "it").left_out == (("not_utf8", 3),)
     assert parse(new, "it").encode() == new
+
+
+def replacing() -> Tokenizer:
+    made = byte_level()
+    made.normalizer = normalizers.Replace("hello", "HOLA")
+    return made
+
+
+def swallowing() -> Tokenizer:
+    made = byte_level()
+    made.add_tokens([AddedToken("hello", lstrip=True, rstrip=True)])
+    return made
+
+
+def stripping() -> Tokenizer:
+    made = byte_level()
+    made.normalizer = normalizers.Strip()
+    return made
+
+
+def with_prefix() -> Tokenizer:
+    made = byte_level()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (replacing, "'my hello world ' becomes 'my HOLA world '"),
+        (swallowing, "'my hello world ' becomes 'myhelloworld '"),
+        (stripping, "'ello world ' becomes 'ello world'"),
+        (with_prefix, ""),
+        (byte_level, ""),
+    ],
+)
+def test_text_that_does_not_come_back_is_told(make: Any, told: str, tmp_path: Path) -> None:
+    """No single character shows it."""
+    for _ in range(2):
+        notes = opened(make(), "my hello world ", tmp_path, allowed=False).reading.notes
+        assert list(notes) == ([f"the tokenizer does not give all text back: {told}"] if told else [])
+
+
+def test_a_tokenizer_that_draws_at_random_is_refused(tmp_path: Path) -> None:
+    made = byte_level()
+    made.model.dropout = 0.5
+    with pytest.raises(TokenizerError, match=r"it has dropout 0\.5, so it encodes one text otherwise each time"):
+        load_tokenizer(saved(made, tmp_path))
+
+
+def test_a_text_that_the_tokenizer_cannot_encode_is_named(tmp_path: Path) -> None:
+    made = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    with pytest.raises(TokenizerError, match=r"cannot encode 'other': WordLevel error: .*; use a tokenizer that knows"):
+        load_tokenizer(saved(made, tmp_path)).encode("other")

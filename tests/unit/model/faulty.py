@@ -204,6 +204,32 @@ def lazy() -> nn.Module:
     return model
 
 
+class OfProbabilities(Sound):
+    def forward(self, ids: Tensor) -> object:
+        logits = super().forward(ids)
+        assert isinstance(logits, Tensor)
+        return logits.softmax(-1)
+
+
+def of_probabilities() -> nn.Module:
+    return OfProbabilities()
+
+
+def in_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return Sound()
+
+
+class TiedInAPass(Sound):
+    def forward(self, ids: Tensor) -> object:
+        self.head.weight = self.table.weight
+        return super().forward(ids)
+
+
+def tied_in_a_pass() -> nn.Module:
+    return TiedInAPass()
+
+
 def of_python() -> nn.Module:
     model = Sound()
     with torch.no_grad():

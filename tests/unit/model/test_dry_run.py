@@ -95,6 +95,9 @@ def test_a_sound_factory_passes(name: str, kind: str) -> None:
     [
         ("in_bf16", "parameter 'head.weight' is bfloat16, and a run's weights are fp32"),
         ("lazy", "parameter 'mid.weight' has no shape before the first pass"),
+        ("in_inference_mode", "parameter 'table.weight' was made under torch.inference_mode, and cannot be trained"),
+        ("of_probabilities", "it answers with probabilities .* leave its softmax out"),
+        ("tied_in_a_pass", "its first pass adds, ties or removes the parameter 'head.weight'"),
         ("of_python", "'mid.weight' is another one in each build from the same seed"),
     ],
 )

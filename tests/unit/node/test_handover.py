@@ -221,6 +221,20 @@ def twice(handover: Handover, share: Share) -> None:
     handover.contribute(1.0, None, 0)
 
 
+def figure(**wrong: Any) -> Callable[[Handover, Share], None]:
+    """A round with one figure that cannot be."""
+
+    def work(handover: Handover, share: Share) -> None:
+        loss(handover.model, next(share.batches(1))).backward()
+        handover.contribute(**{"loss": 1.0, "samples": 1, "tokens": 16, **wrong})
+
+    return work
+
+
+def none_at_a_time(handover: Handover, share: Share) -> None:
+    next(share.batches(0))
+
+
 def not_read(handover: Handover, share: Share) -> None:
     next(share.batches())
 
@@ -232,6 +246,12 @@ def not_read(handover: Handover, share: Share) -> None:
         (no_backward, r"call loss\.backward\(\) before contribute"),
         (too_many, "samples=9: this share has 8"),
         (twice, "call contribute once in each round"),
+        (figure(tokens=1.5), r"tokens=1\.5: expected a whole number"),
+        (figure(tokens=1 << 64), "tokens=18446744073709551616: expected how many tokens"),
+        (figure(samples=1.5), r"samples=1\.5: expected a whole number"),
+        (figure(loss=torch.ones(2)), r"loss is a tensor of shape \(2,\): expected a number"),
+        (figure(loss="low"), "loss is 'low': expected a number"),
+        (none_at_a_time, "micro_batch=0: expected how many samples"),
         (not_read, "own_data=True, so the run's text is not read"),
     ],
 )

@@ -99,6 +99,18 @@ def test_a_peer_without_a_finite_gradient_says_so(tmp_path: Path, second: Kind) 
     assert not peer.replica.demo.momentum.any()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("nats", [float("inf"), 1e30, -1e30])
+def test_a_loss_that_the_coordinator_refuses_is_never_announced(tmp_path: Path, nats: float) -> None:
+    """A word beyond a mask gives such a loss and a finite gradient. The votes were kept, so that no later start went on."""
+    told = Told()
+    peer = trainer(tmp_path, told, overlap=True)
+    peer.replica.gradients(samples(), (Range(900, 907),), 4, None, lambda: False)
+    peer.ready, peer.replica.step = PendingGradient(GradResult(nats, 56, 7), 0.1, 9), 9
+    peer._contribute(opened(10))
+    assert told.abstentions == [(10, f"the loss is {nats:g}")]
+    assert not told.published
+
+
 def test_a_peer_whose_identity_another_program_uses_sends_no_votes(tmp_path: Path) -> None:
     told = Told()
     told.silent = "another program may vote"

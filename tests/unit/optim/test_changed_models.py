@@ -173,7 +173,22 @@ def test_a_group_s_list_of_parameters_is_not_changed_by_hand() -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("option", ["beta2", "betas", "eps", "base", "selection", "seed", "nesterov", "maximize"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "beta2",
+        "betas",
+        "eps",
+        "base",
+        "selection",
+        "seed",
+        "nesterov",
+        "maximize",
+        "learning_rate",
+        "wd",
+        "wieght_decay",
+    ],
+)
 def test_an_option_of_a_group_that_would_have_no_effect_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option}: no option of one group; a group may set lr, beta"):
         DeMoOptimizer([{"params": tower().parameters(), option: 0.5}], lr=LR)
@@ -194,7 +209,9 @@ def test_a_setting_that_another_one_leaves_without_effect_is_refused(settings: d
         DeMoOptimizer(tower(), lr=LR, **settings)
 
 
-@pytest.mark.parametrize(("option", "value"), [("beta", 0.5), ("betas", (0.9, 0.95)), ("maximize", True), ("cap", 1)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("beta", 0.5), ("betas", (0.9, 0.95)), ("maximize", True), ("cap", 1), ("weigth_decay", 0.1)]
+)
 def test_an_option_that_comes_into_a_group_later_is_refused(option: str, value: Any) -> None:
     model = tower()
     optimizer = DeMoOptimizer(model, lr=LR)
@@ -218,7 +235,7 @@ def test_a_schedule_that_goes_below_zero_is_refused() -> None:
         backward(model, seed)
         optimizer.step()
         schedule.step()
-    with pytest.raises(ValueError, match=r"learning rates \[-0.00\d+\]: expected are finite numbers of at least 0"):
+    with pytest.raises(ValueError, match=r"learning rate -0.00\d+: expected is a finite number of at least 0"):
         optimizer.step()
 
 
@@ -336,15 +353,58 @@ def test_numbers_of_numpy_and_torch_are_checked_and_compared_as_pythons_own() ->
     assert said[0] != said[1]
 
 
-@pytest.mark.parametrize("value", [None, "fast"])
-def test_an_option_that_is_no_number_is_told_as_every_fault_is(value: Any) -> None:
-    """On all ranks: a rank that raised before the exchange kept the others waiting."""
+@pytest.mark.parametrize("value", [None, "fast", [0.5], 1j, torch.ones(2)])
+@pytest.mark.parametrize("option", ["lr", "momentum", "weight_decay", "clip_norm"])
+def test_an_option_that_is_no_number_is_told_as_every_fault_is(option: str, value: Any) -> None:
+    """On all ranks: a rank that raised before the exchange kept the others waiting. A list was taken for a beta in silence."""
     model = tower()
     optimizer = DeMoOptimizer(model, lr=LR)
     backward(model)
-    optimizer.param_groups[0]["lr"] = value
-    with pytest.raises(ValueError, match=r"an option of a group|could not convert"):
+    before = digest(model)
+    optimizer.param_groups[0][option] = value
+    word = {"lr": "learning rate", "momentum": "beta ="}.get(option, f"{option} =")
+    if (option, value) == ("clip_norm", None):
         optimizer.step()
+    else:
+        with pytest.raises(ValueError, match=f"{word} .*: expected is a .*number"):
+            optimizer.step()
+        assert digest(model) == before
+
+
+def test_an_option_that_has_no_effect_is_refused_later_too() -> None:
+    model = tower()
+    optimizer = DeMoOptimizer(model, lr=LR)
+    backward(model)
+    optimizer.param_groups[0]["clip_norm"] = 0.1
+    with pytest.raises(ValueError, match=r"clip_norm 0\.1 has no effect with beta2 0\.99"):
+        optimizer.step()
+
+
+def test_a_parameter_in_two_groups_is_refused() -> None:
+    """The later group took it, and both moved it."""
+    weight = nn.Parameter(torch.ones(64, 64))
+    with pytest.raises(ValueError, match="appear in more than one parameter group"):
+        DeMoOptimizer([{"params": [weight], "lr": 1.0}, {"params": [weight]}], lr=LR)
+
+
+@pytest.mark.parametrize("given", [set, lambda params: [{"params": set(params)}]])
+def test_a_set_of_parameters_is_refused(given: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="a set, which has no order"):
+        DeMoOptimizer(given(tower().parameters()), lr=LR)
+
+
+def test_an_optimizer_that_is_made_and_stepped_in_inference_mode_goes_on_outside() -> None:
+    inside, outside = tower(), tower()
+    with torch.inference_mode():
+        optimizer = DeMoOptimizer(inside, lr=LR)
+    plain = DeMoOptimizer(outside, lr=LR)
+    for mode in (True, False):
+        backward(inside)
+        backward(outside)
+        with torch.inference_mode(mode):
+            optimizer.step()
+        plain.step()
+    assert digest(inside) == digest(outside)
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), 1e39])
@@ -354,7 +414,7 @@ def test_a_learning_rate_that_is_no_number_is_refused(rate: float) -> None:
     backward(model)
     before = digest(model)
     optimizer.param_groups[0]["lr"] = rate
-    with pytest.raises(ValueError, match="expected are finite numbers of at least 0"):
+    with pytest.raises(ValueError, match="expected is a finite number of at least 0"):
         optimizer.step()
     assert digest(model) == before
 

@@ -375,8 +375,8 @@ def test_a_rank_that_cannot_go_on_tells_the_others_why(found: list[dict[str, Fou
     assert one["error"].startswith("RanksDiffer: rank 1 cannot go on: parameter 0.weight is float64")
     assert other["error"].startswith("ParameterChanged: parameter 0.weight is float64")
     one, other = of(found, a_rate_is_no_number_on_one_rank)
-    assert one["error"].startswith("RanksDiffer: rank 1 cannot go on: learning rates [nan]")
-    assert other["error"].startswith("ValueError: learning rates [nan]: expected are finite numbers")
+    assert one["error"].startswith("RanksDiffer: rank 1 cannot go on: learning rate nan")
+    assert other["error"].startswith("ValueError: learning rate nan: expected is a finite number")
 
 
 def test_replicas_that_drift_apart_later_are_told(found: list[dict[str, Found]]) -> None:

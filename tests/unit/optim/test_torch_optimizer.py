@@ -105,7 +105,7 @@ def test_a_gradient_that_is_not_finite_abstains():
 
 def test_options_out_of_range_are_refused():
     model, _, _ = model_and_data(1)
-    with pytest.raises(ValueError, match=r"learning rate -1\.0: expected is a number of at least 0"):
+    with pytest.raises(ValueError, match=r"learning rate -1\.0: expected is a finite number of at least 0"):
         DeMoOptimizer(model.parameters(), lr=-1.0)
     with pytest.raises(ValueError, match=r"YAML reads 1e-3 as text: write 1\.0e-3"):
         DeMoOptimizer(model.parameters(), lr="1e-3")
