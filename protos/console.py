@@ -15,7 +15,7 @@ import structlog
 from structlog.typing import Processor
 
 from protos.errors import OperatorError, StoppedError, SwarmentumError
-from protos.process import EXIT_INTERRUPTED, STANDARD, keep_path_safe, leave, let_go
+from protos.process import EXIT_INTERRUPTED, STANDARD, end_beside_threads, keep_path_safe, leave, let_go
 from protos.text import printable
 
 ERROR_LINE_CHARACTERS_MAX = 4096
@@ -142,6 +142,15 @@ def exit_with(command: Callable[[], None]) -> None:
     """
     keep_path_safe()
     stand_streams()
+    try:
+        _carry_out(command)
+    except SystemExit as ended:
+        end_beside_threads(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+        raise
+    end_beside_threads(0)
+
+
+def _carry_out(command: Callable[[], None]) -> None:
     try:
         try:
             command()

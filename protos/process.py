@@ -1,4 +1,4 @@
-"""This process and its children: their command lines, the signals that ask a command to stop, and the cores that it may use.
+"""This process and its children: command lines, signals that ask a command to stop, threads left at work, and usable cores.
 
 A child never imports a module because of the folder that a person stands in. `python -m` puts the working folder first on the
 module path. A file beside somebody's run.toml would then run in the place of a library. `-P` (Python 3.11) leaves that folder
@@ -22,6 +22,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,25 @@ def leaving_at_once() -> Iterator[None]:
 def leave(_number: int = 0) -> NoReturn:
     """End this process now; what belongs to it (p2pd, locks) ends with it."""
     os._exit(EXIT_INTERRUPTED)
+
+
+_LEFT: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
+
+
+def join_or_leave(thread: threading.Thread, seconds_max: float) -> None:
+    """Wait so long for the end of a daemon thread. If it still works then, nobody waits for it any more."""
+    thread.join(seconds_max)
+    if thread.is_alive():
+        _LEFT.add(thread)
+
+
+def end_beside_threads(code: int) -> None:
+    """End this process at once if a thread that was left still works; otherwise return.
+
+    Python's own end would abort the process when such a thread comes back from C++, torch for example.
+    """
+    if any(thread.is_alive() for thread in _LEFT):
+        os._exit(code)
 
 
 def heeded() -> tuple[signal.Signals, ...]:

@@ -30,6 +30,7 @@ from node.donor.owner_settings import State, states
 from protos.errors import SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
+from protos.process import join_or_leave
 from protos.text import print_json, printable
 
 MACHINE_SECONDS_MAX = 30.0
@@ -215,8 +216,7 @@ def side_by_side(
 ) -> dict[str, Any]:
     """The fact of each probe, by its name, or its Fault. A probe that fails, or does not end in time, stops no other.
 
-    `told` gets each name and fact as it comes, in this thread. A thread that hangs cannot be ended: it is a daemon, so that the
-    program ends without it.
+    `told` gets each name and fact as it comes, in this thread. The program does not wait for the end of a thread that hangs.
     """
     came: queue.Queue[tuple[str, Any]] = queue.Queue(len(probes))
 
@@ -226,8 +226,9 @@ def side_by_side(
         except (SwarmentumError, OSError, RuntimeError, ValueError) as error:
             came.put((name, fault_of(error)))
 
-    for name, probe in probes.items():
-        threading.Thread(target=run, args=(name, probe), daemon=True).start()
+    threads = [threading.Thread(target=run, args=it, daemon=True) for it in probes.items()]
+    for thread in threads:
+        thread.start()
     found: dict[str, Any] = {}
     until = time.monotonic() + seconds_max
     while len(found) < len(probes):
@@ -237,6 +238,8 @@ def side_by_side(
             break
         found[name] = fact
         told(name, fact)
+    for thread in threads:
+        join_or_leave(thread, 0.0)
     late = Fault(f"no answer within {seconds_max:.0f} s")
     for name in probes.keys() - found.keys():
         told(name, late)

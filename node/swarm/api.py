@@ -28,6 +28,7 @@ from protos.accounts import Owner
 from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.evaluation import Evaluation
 from protos.log import SignedEntry, Verdict
+from protos.process import join_or_leave
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
@@ -322,6 +323,6 @@ class Swarm:
         finally:
             self._call(self._drain(), STOP_SECONDS_MAX)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(STOP_SECONDS_MAX)
+            join_or_leave(self._thread, STOP_SECONDS_MAX)
             if not self._thread.is_alive():
                 self._loop.close()

@@ -31,6 +31,7 @@ from node.training.host_maker import HostMaker
 from node.training.replica import Replica
 from protos.errors import NetworkError, OperatorError
 from protos.evaluation import DEVICES, Evaluation, is_due
+from protos.process import join_or_leave
 from protos.run_config import RunConfig
 
 STORE_SECONDS_MAX: Final = 60.0
@@ -140,7 +141,7 @@ class Evaluator:
             self._stopping, thread = True, self._thread
             self._changed.notify_all()
         if thread is not None:
-            thread.join(FINISH_SECONDS_MAX)
+            join_or_leave(thread, FINISH_SECONDS_MAX)
 
     def _work(self) -> None:
         while True:

@@ -81,6 +81,12 @@ def wait_for(what: str, look: Callable[[], T | None], seconds: float = READY_SEC
     raise AssertionError(f"no {what} within {seconds} s")
 
 
+def whole_lines(file: Path) -> list[str]:
+    """Of a file that a program still writes: its last line may be half there."""
+    said = file.read_bytes()
+    return said[: said.rfind(b"\n") + 1].decode().splitlines()
+
+
 class Process:
     """One command; its stderr is a log file, its stdout is read line by line."""
 
@@ -222,12 +228,11 @@ class LocalSwarm:
         path = self.folder / name / "runs" / self.invite.run_id.hex()[:16] / "steps.jsonl"
         if not path.exists():
             return []
-        text = path.read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [json.loads(line) for line in whole_lines(path)]
 
     def warnings(self, name: str) -> list[str]:
         """The warnings in the log of a program of this swarm, with their reasons."""
-        lines = (self.folder / f"{name}.log").read_text().splitlines()
+        lines = whole_lines(self.folder / f"{name}.log")
         found = [json.loads(line) for line in lines if line.startswith("{") and "warning" in line]
         return [": ".join(filter(None, [line["event"], line.get("why")])) for line in found]
 
@@ -241,7 +246,7 @@ class LocalSwarm:
 
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
         """Log lines of a process with this event."""
-        lines = (self.folder / f"{name}.log").read_text().splitlines()
+        lines = whole_lines(self.folder / f"{name}.log")
         values = [json.loads(line) for line in lines if line.startswith("{")]
         return [value for value in values if value.get("event") == event]
 

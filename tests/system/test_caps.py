@@ -43,10 +43,10 @@ def swarm(tmp_path: Path) -> Iterator[SpreadSwarm]:
         internet.close()
 
 
-def rate(swarm: SpreadSwarm, seconds: float) -> float:
-    """What ada's interface sends, in bytes a second, headers and all else included, over so many seconds."""
+def rate(swarm: SpreadSwarm, size: int) -> float:
+    """What ada's interface sends, in bytes a second, headers and all else included, until it has sent so many bytes."""
     before, began = swarm.internet.sent()["ada"], time.monotonic()
-    wait_for("the end of a measurement", lambda: time.monotonic() - began >= seconds)
+    wait_for(f"{size} bytes more", lambda: swarm.internet.sent()["ada"] - before >= size)
     return (swarm.internet.sent()["ada"] - before) / (time.monotonic() - began)
 
 
@@ -64,9 +64,8 @@ def test_a_cap_is_honoured_at_the_interface_while_a_snapshot_moves(swarm: Spread
     before = swarm.internet.sent()["ada"]
     swarm.join("eve", *(flag if who == "eve" else ()))
     wait_for("the first megabyte", lambda: swarm.internet.sent()["ada"] - before > 1_500_000)
-    measured = rate(swarm, 25.0)
+    measured = rate(swarm, 15_000_000)
     print(f"{key} = {mbit}: {measured / MBIT:.2f} Mbit/s at the interface")
     assert measured < 1.1 * mbit * MBIT
-    assert measured > 0.3 * mbit * MBIT, "hardly anything moved, so the cap was not tried"  # a busy machine sends less
     owner(swarm, who, "set", key, "off")
     wait_for("the whole snapshot", lambda: swarm.last_step("eve") or swarm.events("eve", "snapshot agreed"))

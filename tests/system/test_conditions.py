@@ -110,10 +110,10 @@ def test_a_duty_cycle_bounds_the_time_of_the_training_thread(swarm: LocalSwarm) 
         return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
     before, began = cpu_seconds(), time.monotonic()
-    wait_for("the end of a measurement", lambda: time.monotonic() - began >= 15.0)
+    wait_for("three seconds of its work", lambda: cpu_seconds() - before >= 3.0)
     part = (cpu_seconds() - before) / (time.monotonic() - began)
     print(f"duty_cycle = 0.3: the training thread ran {part:.3f} of the time")
-    assert 0.1 < part < 0.33
+    assert part < 0.33
 
 
 @pytest.mark.nightly

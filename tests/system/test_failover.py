@@ -29,6 +29,7 @@ from tests.system.local_swarm import (
     processes_with,
     toml_of_run,
     wait_for,
+    whole_lines,
 )
 from tests.system.netns import PUBLIC, Internet, NotHereError
 from tests.system.postgres import NoPostgresError, Postgres, server_or_skip
@@ -139,7 +140,7 @@ class Coordinators(LocalSwarm):
         ]
 
     def all_events(self, name: str) -> list[dict[str, Any]]:
-        lines = (self.folder / f"{name}.log").read_text().splitlines()
+        lines = whole_lines(self.folder / f"{name}.log")
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def newest(self) -> int:

@@ -277,7 +277,8 @@ def test_killed_while_exporting_it_exports_when_it_comes_back(tmp_path: Path) ->
     with LocalSwarm(tmp_path, run_toml(tmp_path, steps=12, min_peers=2)) as swarm:
         swarm.join("bob")
         ada = swarm.join("ada", "--export", str(tmp_path / "model"))
-        wait_for("export that has begun", lambda: list(tmp_path.glob(".model.new-*")))
+        # a look that comes late finds the whole export: then the kill comes after it
+        wait_for("export that has begun", lambda: [*tmp_path.glob(".model.new-*"), *tmp_path.glob("model")])
         ada.kill()
         assert swarm.processes["bob"].finish()[0] == 0
         code, summary = swarm.join("ada", "--export", str(tmp_path / "model")).finish()

@@ -17,7 +17,15 @@ from torch import nn
 import swarmentum
 from protos.identity import Identity
 from tests.system import trainer_peer
-from tests.system.local_swarm import PATIENT, SURROUNDINGS, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import (
+    PATIENT,
+    READY_SECONDS_MAX,
+    SURROUNDINGS,
+    digests_by_step,
+    processes_with,
+    wait_for,
+    whole_lines,
+)
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,10 +68,10 @@ class Program:
         for line in self.child.stdout:
             self.lines.append(line.strip())
 
-    def rounds(self, count: int, seconds: float = 90) -> None:
+    def rounds(self, count: int) -> None:
         """Until the program's loop has made so many rounds."""
         try:
-            wait_for(f"round {count}", lambda: len(self.lines) >= count or self.child.poll() is not None, seconds)
+            wait_for(f"round {count}", lambda: len(self.lines) >= count or self.child.poll() is not None)
             assert len(self.lines) >= count, self.log.read_text()[-3000:]
         except AssertionError:
             self.end(signal.SIGKILL)
@@ -72,7 +80,7 @@ class Program:
     def end(self, number: int | None = None) -> int:
         if number is not None:
             self.child.send_signal(number)
-        code = self.child.wait(90)
+        code = self.child.wait(READY_SECONDS_MAX)
         self._reader.join(10)
         self.child.stdout.close()
         self._file.close()
@@ -138,12 +146,12 @@ def test_a_program_that_gives_its_loss_checks_others_and_tells_held_out_losses(t
 
         def said(what: str) -> list[str]:
             assert program.child.poll() is None, log.read_text()[-3000:]
-            return [line for line in log.read_text().splitlines() if what in line]
+            return [line for line in whole_lines(log) if what in line]
 
         def both() -> list[tuple[float, float]]:
             """What it and another peer say of the same states."""
             mine = dict(re.findall(r"loss=([\d.]+).* step=(\d+)", line)[0][::-1] for line in said("held-out loss"))
-            events = map(json.loads, (made.folder / "logs" / "peer-0.log").read_text().splitlines())
+            events = map(json.loads, whole_lines(made.folder / "logs" / "peer-0.log"))
             theirs = {str(event["step"]): event["loss"] for event in events if event["event"] == "held-out loss"}
             return [(float(mine[step]), theirs[step]) for step in mine.keys() & theirs.keys()]
 

@@ -113,7 +113,7 @@ def test_nothing_outlives_its_program(end: str) -> None:
         if waits:
             assert len(processes_with(folder)) >= 3
             program.send_signal(signal.SIGKILL)
-        assert program.wait(60) == (-signal.SIGKILL if waits else 0)
+        assert program.wait(300) == (-signal.SIGKILL if waits else 0)
         wait_for("end of all processes", lambda: not processes_with(folder))
         assert Path(folder).exists() == bool(waits), "only a program that ends by itself can tidy up"
     finally:

@@ -25,7 +25,6 @@ RUN = toml_of_run(
         "deadline_ms_max": 10000,
     },
 )
-SPLIT_SECONDS = 45.0
 
 
 @pytest.fixture
@@ -49,14 +48,11 @@ def test_one_half_at_most_goes_on_and_after_the_break_all_do(swarm: SpreadSwarm)
     for name in (*NEAR, *FAR):
         swarm.wait_step(name, 8)
     swarm.internet.split(FAR)
-    stood = {name: swarm.last_step(name) for name in FAR}
-    began = time.monotonic()
-    wait_for(
-        "step of the half with the coordinator", lambda: swarm.last_step("ada") > max(stood.values()) + 5, SPLIT_SECONDS
-    )
+    began, head = time.monotonic(), swarm.status()["step"]
+    swarm.wait_step("ada", head + 6)
     print(f"the half with the coordinator went on within {time.monotonic() - began:.1f} s")
-    for name, step in stood.items():
-        assert swarm.last_step(name) <= step + 1, "a half without the coordinator went on, beyond what was under way"
+    for name in FAR:
+        assert swarm.last_step(name) <= head, "a half without the coordinator went on, beyond what was under way"
     swarm.internet.join()
     healed = swarm.last_step("ada")
     for name in (*NEAR, *FAR):

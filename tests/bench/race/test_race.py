@@ -290,7 +290,7 @@ def test_what_a_place_sent_is_counted_at_its_router(internet: Internet) -> None:
 def test_a_rival_that_ends_with_an_error_says_so(internet: Internet, tmp_path: Path) -> None:
     rival = WorkerRival("no-such-loop", task(tmp_path, peers=1), internet)
     try:
-        rival._processes[0].child.wait(120)
+        rival._processes[0].child.wait(300)
         with pytest.raises(RivalError, match=r"(?s)peer0 ended with exit code 1.*no-such-loop"):
             rival.through()
     finally:

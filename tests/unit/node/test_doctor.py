@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +292,31 @@ def test_a_probe_that_hangs_or_fails_stops_no_other() -> None:
     assert found["hangs"].why.startswith("no answer within")
     assert found["away"] == Fault("away")
     assert found["refused"] == Fault("no", refused=True)
+
+
+STILL_COMPUTES = """
+import torch
+from node.commands.doctor import side_by_side
+from protos.console import exit_with
+
+def computes():
+    matrix = torch.ones(700, 700)
+    while True:
+        matrix @ matrix
+
+def command():
+    print(side_by_side({"seat": computes}, 0.5)["seat"].why)
+    raise SystemExit(3)
+
+exit_with(command)
+"""
+
+
+def test_a_probe_that_still_computes_does_not_abort_the_program() -> None:
+    """On a busy machine the doctor printed all, and then ended by SIGABRT: "terminate called without an active exception"."""
+    command = [sys.executable, "-c", STILL_COMPUTES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "no answer within 0 s\n", "")
 
 
 def test_a_fact_is_told_when_it_comes_and_not_when_the_last_one_does() -> None:
