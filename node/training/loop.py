@@ -265,10 +265,8 @@ class Trainer:
         """Skip a step. `tell` the coordinator, unless the gradient was for the next step: that step computes its own."""
         voteless = isinstance(error, NoVotes)
         why = str(error) if voteless else f"{NOT_FINITE}: {error}"
-        if voteless:
-            self.log.info("no votes", step=step, why=str(error))
-        else:
-            self.log.warning("skipping this step: the gradient is not finite", step=step, why=str(error))
+        log = self.log.info if voteless else self.log.warning
+        log("no votes" if voteless else "skipping this step", step=step, why=why)
         if tell:
             self.standing.skipped(step, why)
             self.swarm.abstained(step, str(error))
@@ -276,10 +274,10 @@ class Trainer:
     def _publish(self, opened: Opened, ready: PendingGradient) -> None:
         tick, result, started = opened.tick, ready.result, time.monotonic()
         if self.vote_size is not None:
-            took, peers = self.swarm.counters.arrivals.took, len(tick.roster)
-            if (size := self.vote_size.fit(took, 1000 * ready.seconds, self.terms.clock, peers)) != self.replica.size:
-                self.log.info("votes fit the uplink", step=tick.step, size=size, before=self.replica.size)
-                self.replica.size = size
+            took, ms, before = self.swarm.counters.arrivals.took, 1000 * ready.seconds, self.replica.size
+            self.replica.size = size = self.vote_size.fit(took, ms, self.terms.clock, len(tick.roster))
+            if size != before:
+                self.log.info("votes fit the uplink", step=tick.step, size=size, before=before)
         try:
             check_loss(result.loss_mean)
             with self.spans.timed(tick.step, "vote"):
