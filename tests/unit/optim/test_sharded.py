@@ -210,7 +210,7 @@ def _what_differs_is_told(mesh: Any, rank: int) -> None:
         for rate in (5e-3, math.nan):
             if rank == 2:
                 optimizer.param_groups[0]["lr"] = rate
-            with pytest.raises((RanksDiffer, ValueError), match=r"lr of group 0: rank 0 has|learning rates \[nan\]"):
+            with pytest.raises((RanksDiffer, ValueError), match=r"lr of group 0: rank 0 has|learning rate nan"):
                 one_step()
         optimizer.param_groups[0]["lr"] = 1e-2
         one_step()
