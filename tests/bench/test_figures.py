@@ -32,7 +32,8 @@ LIBRARY = [
     *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "default-g16"),
 ]
 LARGER = [
-    *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "muon64-own-16-i3", "adam-votes-g128"),
+    *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "default-g16", "muon64-own-16-i3"),
+    "adam-votes-g128",
 ]
 ROWS = [
     *(("", "tinyshakespeare", "0.7M", name) for name in SHAKESPEARE),
