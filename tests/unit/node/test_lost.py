@@ -57,10 +57,13 @@ def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[P
         said.append(event)
 
     said: list[object] = []
-    warned: list[str] = []
+    warned: list[dict[str, object]] = []
     payloads: Any = SimpleNamespace(get=held.get, put=put)
     runtime: Any = SimpleNamespace(
-        log=SimpleNamespace(info=lambda *words, **values: None, warning=warned.append),
+        log=SimpleNamespace(
+            info=lambda *words, **values: None,
+            warning=lambda event, **values: warned.append({"event": event, **values}),
+        ),
         counters=SimpleNamespace(payload_bytes_received=0),
         emit=emit,
         said=said,
@@ -94,10 +97,9 @@ async def test_a_person_hears_once_that_a_step_waits_for_peers_that_are_away() -
     """With `min_peers` of 1, the only peer that has an entry's votes may leave before anybody had them."""
     pulls, seen = looked_for([None] * 20 + [b"votes"] + [None] * 5 + [b"votes"] + [None] * 20 + [b"votes"], None)
     await pulls.accepted(NAMED, STEP, 100)
-    [words] = seen.runtime.warned
-    assert f"votes of step {STEP}" in words
-    assert short(NAMED.public_key) in words
-    assert "run fork" in words
+    [line] = seen.runtime.warned
+    assert (line["step"], line["authors"]) == (STEP, short(NAMED.public_key))
+    assert "run fork" in line["event"]
     await pulls.accepted(replace(NAMED, payload_sha256=b"2" * 32), STEP, 100)  # a moment is no matter
     assert len(seen.runtime.warned) == 1
     await pulls.accepted(replace(NAMED, payload_sha256=b"3" * 32), STEP, 100)
