@@ -81,7 +81,8 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
         deadline = now_ms + run.config.clock.deadline_ms_max
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
         effects: list[Effect] = [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
-        if run.is_paused or len(ready) < wanted or not entry_decision.nobody_votes(run, current, now_ms):
+        may_vote = members and not run.is_paused and len(ready) >= wanted
+        if not may_vote or not entry_decision.nobody_votes(run, current, now_ms):
             return run, effects
         run, again = _ask_again(run, replace(current, abstained={}), now_ms)
         return run, [*effects[:1], *again]
@@ -213,7 +214,7 @@ def _waits(run: Run, current: OpenStep, now_ms: int) -> Outcome:
     deserted = left < min(wanted, len(current.tick.roster))
     if run.config.clock.strict:
         deserted = bool(run.left)
-    if deserted and len(run.ready) >= wanted and not run.is_paused:
+    if deserted and len(run.ready) >= wanted and not run.is_paused and rules.members_of(run):
         again_at = min(current.opened_ms + run.config.clock.deadline_ms_min, current.deadline_at_ms)
         if current.tick.attempt > 1 and now_ms < again_at and not run.config.clock.strict:
             return run, [Arm(again_at)]  # peers that come and go do not have it opened again and again

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from node.data.corpus import survey
 from node.data.samples import SHUFFLED_TOKENS, Shuffle, shuffled
 from node.data.shard_cache import matches
-from node.data.shards import MANIFEST, SHARDS_MAX, Shard, ShardManifest, sha256_of
+from node.data.shards import MANIFEST, SHARDS_MAX, TEXT_CHARACTERS_MAX, Shard, ShardManifest, sha256_of
 from node.data.sources import HUB, Source, documents
 from node.data.tally import ALLOW, Reading, Tally
 from node.data.text_files import STATE_FILE
@@ -226,7 +226,9 @@ def build(
         reading = texts_.reading()
         reading.check(source.place, allowed=allow_left_out, how=HOW)
         left_out, dtype = tuple(reading.counts().items()), texts_.encoder.dtype.name
-        manifest = ShardManifest(name, fingerprint, tokenizer.vocabulary, dtype, tuple(made), source.place, left_out)
+        # names of folders may be long, and no UTF-8
+        told_name, place = (it[:TEXT_CHARACTERS_MAX].encode(errors="replace").decode() for it in (name, source.place))
+        manifest = ShardManifest(told_name, fingerprint, tokenizer.vocabulary, dtype, tuple(made), place, left_out)
         encoded = manifest.encode()
         write_bytes(folder / MANIFEST, encoded)
         close(folder)

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Annotated, Any, Final, Protocol, Self
+from typing import Annotated, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -108,16 +108,19 @@ def parse(data: bytes, place: str) -> ShardManifest:
     try:
         if len(data) > MANIFEST_BYTES_MAX:
             raise ValueError(f"it has more than {MANIFEST_BYTES_MAX >> 20} MiB")
-        found = TypeAdapter(dict[str, Any]).validate_json(data).get("format")
+        values = json.loads(data)
+        found = values.get("format") if isinstance(values, dict) else type(values).__name__
         if found != FORMAT:
             raise ValueError(f"its format is {found!r}, and this version reads format {FORMAT}")
-        return TypeAdapter(ShardManifest).validate_json(data)
+        # earlier versions wrote names of folders that are no UTF-8, and read sets without the name of a tokenizer
+        text = json.dumps({"tokenizer": ""} | values, ensure_ascii=False).encode(errors="replace")
+        return TypeAdapter(ShardManifest).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         key = ".".join(map(str, first["loc"]))
         why = (f"{key} is {str(first['input'])[:40]!r}: " if key else "") + first["msg"]
         raise DataError(f"data: {place} is no manifest of token shards: {why}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"data: {place} is no manifest of token shards: {error}") from error
 
 

@@ -370,7 +370,7 @@ def check_width(tokens: FileTokens, vocabulary: int, name: str) -> None:
     swapped = first[::2].max() <= high < first[1::2].max()
     if not swapped and tokens.dtype.itemsize == 2 and len(tokens) >= ORDER_TOKENS_MIN:
         low, top = (_entropy(part) for part in first.astype("<u2").view(np.uint8).reshape(-1, 2).T)
-        swapped = TEXT_BITS_MIN < low < top - 1
+        swapped = TEXT_BITS_MIN < low < top - 1 and bool(first.byteswap().max() < vocabulary)
     if swapped:
         raise DataError(
             f"{name}: its bytes are in the order of a big-endian machine, and tokens are read little-endian: write it again "

@@ -7,7 +7,6 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import fields
 from difflib import get_close_matches
@@ -97,7 +96,7 @@ def named_of(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:
 
 def check_ordered(given: Any) -> None:
     """Raises `TypeError` for a set: its order is another one in each process, and states and ranks go by the order."""
-    if isinstance(given, AbstractSet):
+    if isinstance(given, set | frozenset):
         raise TypeError(
             "the parameters are a set, which has no order, so states and ranks would mix them up: give a list"
         )

@@ -57,8 +57,7 @@ NOT_FINITE = "the gradient contains NaN or infinity (the learning rate may be to
 
 @dataclass
 class Trainer:
-    """Everything that a step needs. The trainer asks `stopping` between micro-batches and events. A trainer without `samples`
-    is an anchor: it applies other peers' votes, and does not train."""
+    """Everything that a step needs. It asks `stopping` between micro-batches and events. One without `samples` is an anchor."""
 
     config: RunConfig
     replica: Replica

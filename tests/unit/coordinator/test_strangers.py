@@ -401,6 +401,27 @@ def checked(*newcomers: int) -> Harness:
     return harness
 
 
+def test_newcomers_that_abstain_do_not_have_a_step_asked_for_again_and_again() -> None:
+    """Without a believed peer each report was answered with the step, which a newcomer without its text answers at once."""
+    harness = checked(*FAKES)
+    for n in HONEST:
+        harness.feed(Disconnected(key(n), leaving=True))
+    tick = harness.ticks[-1]
+    newcomer = next(n for n in FAKES if key(n) in tick.places)
+    harness.now += CHECKED.clock.deadline_ms_min
+    assert harness.now < harness.run.step.deadline_at_ms
+    for _ in range(3):
+        told = harness.feed(Reported(key(newcomer), abstained=(tick.step, "shard 0 is at 40 %")))
+        assert not [effect for effect in told if isinstance(effect, SendTick | SendNotice)]
+    harness.now = harness.run.step.deadline_at_ms
+    told = harness.feed(TimerFired())
+    assert [effect.kind for effect in told if isinstance(effect, SendNotice)] == [NoticeKind.WAITING], "once a deadline"
+    assert not [effect for effect in told if isinstance(effect, SendTick)], "nobody's vote would decide"
+    comes(harness, *HONEST)
+    applies(harness, *HONEST)
+    step(harness, *HONEST)
+
+
 def test_newcomers_on_probation_are_at_most_a_third_and_take_turns() -> None:
     harness = checked(*FAKES)
     seen: set[bytes] = set()

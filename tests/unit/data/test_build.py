@@ -1,6 +1,7 @@
 """`swarmentum data build`: shards that a run can name, from each kind of text."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,18 @@ def test_the_command_s_shards_are_what_a_run_names(lines: Path, tmp_path: Path) 
     again = CliRunner().invoke(command.app, ["data", "build", str(lines), "--out", str(out)])
     assert isinstance(again.exception, DataError)
     assert "has something in it already" in str(again.exception)
+
+
+@pytest.mark.parametrize("name", [b"t\x80xt", b"/".join([b"long" * 60] * 5)])
+def test_text_in_a_folder_whose_name_no_manifest_can_say_makes_a_set_too(name: bytes, tmp_path: Path) -> None:
+    """The build ended after its last shard, or the set could not be read."""
+    folder = tmp_path / os.fsdecode(name)
+    folder.mkdir(parents=True)
+    (folder / "some.txt").write_text("".join(TEXTS))
+    built = build(Source(str(folder)), ByteTokenizer(), "bytes", tmp_path / "set", shard_tokens=1024)
+    encoded, manifest = manifest_of(tmp_path / "set")
+    assert built.sha256 == sha256_of(encoded)
+    assert manifest.source == os.fsdecode(bytes(folder))[:1000].replace("\udc80", "?")
 
 
 def test_the_same_text_and_seed_make_the_same_set(lines: Path, tmp_path: Path) -> None:

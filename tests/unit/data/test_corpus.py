@@ -475,6 +475,13 @@ def test_tokens_in_the_byte_order_of_another_machine_are_refused(written: str, r
     )
 
 
+def test_ids_with_room_between_them_are_no_tokens_of_another_machine(tmp_path: Path) -> None:
+    """Of multiples of 16 the low byte says less than the high one; in the other order some would be beyond the vocabulary."""
+    ids = 16 * np.random.default_rng(0).integers(3000, size=9000)
+    (tmp_path / "t.bin").write_bytes(ids.astype("<u2").tobytes())
+    assert len(open_corpus(tmp_path / "t.bin", tmp_path, dtype="uint16", vocabulary=48_000).tokens) == 9000
+
+
 def test_an_array_file_with_more_after_it_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.arange(1000, dtype=np.uint16))
     (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes() * 2)

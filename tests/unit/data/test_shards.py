@@ -1,5 +1,6 @@
 """Samples over shards: a permutation in each epoch, one shard or two at a time, and a cache that fills itself."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -139,12 +140,18 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_manifest_of_a_stranger_has_one_door(change: dict[str, object], why: str, tmp_path: Path) -> None:
-    import json
-
     a_set(tmp_path, [40])
     values = json.loads((tmp_path / MANIFEST).read_bytes())
     with pytest.raises(DataError, match=why):
         parse(json.dumps({**values, **change}).encode(), "it")
+
+
+def test_a_manifest_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Its source may be the name of a folder that is no UTF-8, and it may name no tokenizer: a run names its hash."""
+    values = json.loads(a_set(tmp_path, [40]).encode())
+    del values["tokenizer"]
+    found = parse(json.dumps({**values, "source": "/text/\udc80"}).encode(), "it")
+    assert (found.tokenizer, found.source, found.tokens) == ("", "/text/?", 40)
 
 
 def test_what_a_manifest_says_comes_back(tmp_path: Path) -> None:

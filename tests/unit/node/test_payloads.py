@@ -131,6 +131,19 @@ def test_a_list_that_names_more_than_it_says_is_no_payload(tmp_path: Path) -> No
     assert store.whole(hashlib.sha256(within).digest(), 2) is None, "its name is the hash of its list"
 
 
+def test_a_nearly_full_disk_keeps_the_votes_of_the_step_before(tmp_path: Path) -> None:
+    """They went with the first vote of the next step. If all disks of a swarm were short, a slow peer found them nowhere."""
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        store = Payloads(disk / "payloads")
+        before = [kept(store, number, 150_000, step=1) for number in (1, 2)]
+        store.put_whole(2, bytes([3]) * 300_000, 1)
+        assert store.total_bytes > shutil.disk_usage(disk).free
+        assert all(store.get(name) for name in before)
+        kept(store, 4, 150_000, step=3)
+        assert not any(store.get(name) for name in before)
+        assert store.dropped_step == 1
+
+
 def test_votes_of_others_give_way_on_a_full_disk_and_put_no_peer_out_of_the_run(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk, structlog.testing.capture_logs() as lines:
         store = Payloads(disk / "payloads")

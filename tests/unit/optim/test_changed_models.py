@@ -393,6 +393,15 @@ def test_a_set_of_parameters_is_refused(given: Callable[[Any], Any]) -> None:
         DeMoOptimizer(given(tower().parameters()), lr=LR)
 
 
+@pytest.mark.parametrize("view", [dict[str, Any].items, dict[str, Any].values])
+def test_a_view_of_a_dict_of_parameters_has_an_order(view: Callable[[Any], Any]) -> None:
+    """Python calls items and keys of a dict sets, and they were refused as such."""
+    named = dict(tower().named_parameters())
+    optimizer = DeMoOptimizer(view(named), lr=LR)
+    DeMoOptimizer([{"params": view(named)}], lr=LR)
+    assert [id(it) for it in optimizer.param_groups[0]["params"]] == [id(it) for it in named.values()]
+
+
 def test_an_optimizer_that_is_made_and_stepped_in_inference_mode_goes_on_outside() -> None:
     inside, outside = tower(), tower()
     with torch.inference_mode():
