@@ -125,9 +125,7 @@ class Payloads:
         self._total += len(data)
         (self._remember_own if own else self._remember)(sha256, data)
         most = (self._total + free) // 2  # snapshots need room, too
-        nearly = (
-            most < self.bytes_max
-        )  # then the step before stays: slow peers may pull its votes still, and all may be short
+        nearly = most < self.bytes_max  # then the step before stays: slow peers may still pull its votes
         why = "the disk is nearly full" if nearly else f"votes take more than {amount(self.bytes_max)}"
         while self._total > min(most, self.bytes_max) and self._drop_before(step - nearly, why):
             pass
