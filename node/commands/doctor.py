@@ -98,12 +98,13 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault, tell: T
     say(f"measuring this machine with the run's model, and the way to its peers (at most {RUN_SECONDS_MAX:.0f} s)")
     folder = settings.home / "runs" / invite.run_id.hex()[:16]
     identity = Identity.load_or_create(settings.home / "identity.key")
+    peers = 1 + swarm.others_of(run, run).ready  # this one, too
     first = side_by_side({"asks": lambda: machine_probes.asked(run.config, settings)}, MACHINE_SECONDS_MAX)
     probes: dict[str, Any] = {
         "inside": lambda: asyncio.run(swarm.inside(invite, identity, settings.overlay(), run)),
     }
     if not isinstance(first["asks"], Fault):  # else the run's own code could be called without consent
-        probes["seat"] = lambda: machine_probes.seat_of(run.config, settings, folder)
+        probes["seat"] = lambda: machine_probes.seat_of(run.config, settings, folder, peers)
         probes["texts"] = lambda: machine_probes.of_run(run.config, settings)
     unasked: dict[str, Any] = {"seat": Fault("the run asks for more than was allowed"), "texts": ()}
     facts = unasked | side_by_side(probes, RUN_SECONDS_MAX)

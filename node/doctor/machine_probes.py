@@ -266,8 +266,11 @@ def asked(config: RunConfig, settings: PeerSettings) -> str:
     return "; ".join(f"the run wants to {want}" for want in wants) or "nothing but computing"
 
 
-def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
-    """`folder`: of the run on this machine. Raises OperatorError for a model that cannot be built."""
+def seat_of(config: RunConfig, settings: PeerSettings, folder: Path, peers: int) -> Seat:
+    """`folder`: of the run on this machine. `peers`: that vote, this one among them.
+
+    Raises OperatorError for a model that cannot be built.
+    """
     torch.set_num_threads(settings.threads or min(torch.get_num_threads(), usable_cores()))
     device, wanted = pick_device(settings.device), min(settings.micro_batch, config.clock.batch_samples)
     found = fitted(config, settings, folder, device)
@@ -276,7 +279,7 @@ def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
                     speed=NOT_COUNTED)  # fmt: skip
     fits = found.micro_batch
     rate, speed = (None, "the model does not fit") if not fits else _speed(config, settings, fits, device, found.memory)
-    votes, most = payload_bytes(config, settings)
+    votes, most = payload_bytes(config, settings, peers)
     return Seat(fits, found.why, found.disk_fits, found.disk, votes, rate, speed, most)
 
 
@@ -296,10 +299,14 @@ def _speed(
     )
 
 
-def payload_bytes(config: RunConfig, settings: PeerSettings) -> tuple[int, int]:
-    """Bytes of this peer's votes of one step, at its own size or the run's, and at the largest that it may take by itself."""
+def payload_bytes(config: RunConfig, settings: PeerSettings, peers: int) -> tuple[int, int]:
+    """Bytes of this peer's votes of one step of so many peers, at its own size or the run's, and at the largest that it may
+    take by itself."""
     layout, form = form_of(build_meta(spec_of(config)), config.optimizer)
     sizes = {size: form.body_bytes(layout.chunks, size) for size in form.sizes}
     own = sizes[config.optimizer.size_of(settings.own_size)]
     follows = following(config, settings.uplink_part, sizes, metered=settings.upload_gb is not None)
-    return own, own if follows is None else follows.most_bytes
+    if follows is None:
+        return own, own
+    follows.limit(config.clock, peers)
+    return own, follows.most_bytes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import cache, wraps
+from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -122,7 +122,7 @@ def without_effect(options: Iterable[str]) -> set[str]:
     return {name for name in options if name in OF_ALL_GROUPS or (name not in OF_A_GROUP and _near(name))}
 
 
-@cache
+@lru_cache(maxsize=256)  # the words are a program's
 def _near(name: str) -> bool:
     return bool(get_close_matches(name, OF_A_GROUP, cutoff=0.85))
 

@@ -21,6 +21,7 @@ from node.doctor.run_lines import predict
 from node.donor.owner_settings import LiveSettings, MachineFacts, states
 from node.model.device import DeviceMemory
 from protos.errors import DataError, NetworkError, RefusedError
+from protos.limits import PAYLOADS_GB, PERIODS_KEPT
 from protos.run_config import RunConfig
 
 GB = 10**9
@@ -266,6 +267,13 @@ def test_the_prediction_follows_speed() -> None:
     assert "up to 5 times as much while all uplinks have room (vote_size)" in run_lines.contribution(larger).text
     unknown = replace(FOUND, seat=replace(SEAT, samples_per_second=None))
     assert run_lines.contribution(unknown).verdict is Severity.UNKNOWN
+
+
+def test_how_large_votes_may_grow_depends_on_how_many_vote() -> None:
+    config = RunConfig.model_validate({"clock": {"snapshot_every": 100_000}})
+    (own, few), (same, many) = (machine_probes.payload_bytes(config, PeerSettings(), peers) for peers in (2, 200))
+    assert own == same == many < few
+    assert few * 2 * PERIODS_KEPT * 100_000 <= PAYLOADS_GB * 10**9
 
 
 def test_the_json_has_every_line_and_the_prediction() -> None:
