@@ -396,6 +396,7 @@ def _swarms(against: str, **where: Any) -> dict[str, Method]:
             for one_in, cap in ((16, 2), (16, 7), (4, 7))
         },
         f"default{against or '-p16'}": _default(against=against, **where),
+        f"default-g16{against or '-p16'}": _default({"sizes": (16,)}, against=against, **where),
         f"signs{against or '-p16'}": Method(Votes, {"sizes": (128,), **SECOND}, against=against, **where),
         f"muon-votes-g16{against or '-p16'}": Method(
             Votes, {"sizes": (16,), **MUON}, "muon votes", against=against, **where
