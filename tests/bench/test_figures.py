@@ -25,11 +25,12 @@ LOSS = 0.00051
 SHAKESPEARE = [
     *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "default-g16", "adam-votes-g16"),
     *("adam-votes-g128", "adam-votes-topk-32", "random-16"),
-    *("paper-k32-clip", "late-g16-residual", "lost30-g16-restore", "diloco", "muon-votes-g16-p16"),
+    *("paper-k32-clip", "late-g16-residual", "lost30-g16-restore", "diloco", "default-g16-p16"),
     *("adamw-ddp-run-schedule", "muon-ddp-run-schedule", "muon-votes-g16-run-schedule"),
 ]
 LIBRARY = [
     *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "default-g16"),
+    "default-g16-p16",
 ]
 LARGER = [
     *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "default-g16", "muon64-own-16-i3"),
