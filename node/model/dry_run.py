@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
-from node.model.examine import FAILURES, Examination, PassError, examine
+from node.model.examine import Examination, examine
+from node.model.passes import FAILURES, PassError
 from node.model.shrunken import copies
 from node.model.spec import (
     REFUSALS,
@@ -342,6 +343,7 @@ def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
             "so that each peer builds the same"
         )
     del other
+    one = build(spec, SEED)  # those before had a pass, which may change what a model keeps for itself
     if has_own_loop(one):
         return DryRun(
             notes=("model: its peers train it with loops of their own (own_loop), so its answers are not checked",)
