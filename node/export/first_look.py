@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from node.data.tokenizer import Tokenizer
-from node.export.model_folder import ExportError, export, no_progress_bar, own_tensors
-from node.imports import quiet_libraries
+from node.export.model_folder import ExportError, export, own_tensors
+from node.imports import no_progress_bar, quiet_libraries
 from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.passes import FAILURES, answers_of
 from node.model.spec import ModelError, ModelSpec, build

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from node.data.tokenizer import Tokenizer
 from node.export.card import CARD, MARK, card_text, files_of, mark_text, run_of
+from node.imports import no_progress_bar
 from node.model.gradients import logits_of
+from node.model.saved_form import counts_padding
 from node.model.spec import REFUSALS
 from protos.disk import begun_folder, path_problem, remove_killed, replace_bytes, sync_files, sync_folder
 from protos.errors import OperatorError
@@ -199,33 +201,13 @@ def _special_ids_of(tokenizer: Tokenizer, model: Any) -> Iterator[None]:
     before = [(config, name, getattr(config, name, None)) for config in configs if config for name in SPECIAL_IDS]
     try:
         for config, name, _ in before:
-            if not (config is model.config and name == "pad_token_id" and _counts_padding(model)):
+            if not (config is model.config and name == "pad_token_id" and counts_padding(model)):
                 with suppress(StrictDataclassError):
                     setattr(config, name, getattr(inner, name, None))
         yield
     finally:
         for config, name, value in before:
             setattr(config, name, value)
-
-
-def _counts_padding(model: nn.Module) -> bool:
-    """Whether a table of the model computes with the id of padding."""
-    mine = [it for it in model.modules() if "Embedding" in type(it).__name__ and type(it) is not nn.Embedding]
-    return any(getattr(it, "padding_idx", None) is not None for it in mine)
-
-
-@contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Switch off the progress bar that the library draws while it writes, because it would disturb the live view."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _is_huggingface(model: nn.Module) -> bool:

@@ -1,0 +1,60 @@
+"""The weights of a model as the files of transformers have them, and back.
+
+Files of some types have other names and shapes than their modules: experts one by one, a head under the name that it had in an
+earlier version. Plain modules are saved as they are. Refuses nothing: weights that do not come back are given as they were.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from node.imports import many_imports, no_progress_bar, quiet_libraries
+from node.model.passes import FAILURES
+
+
+def saved_form(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state`, by the model's own names, as an export has it. Of `model` only type and names count."""
+    with many_imports():
+        from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return dict(state)
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
+    return found
+
+
+def own_form(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a file by the model's own names, in fp32; as they are if they are no other form of all its parameters.
+
+    They are another form if the model that transformers loads from them, saved again, has each of their numbers.
+    """
+    with many_imports():
+        from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return dict(weights)
+    cls: Any = type(model)
+    try:
+        with quiet_libraries(), no_progress_bar():
+            loaded, info = cls.from_pretrained(
+                None, config=copy.deepcopy(model.config), state_dict=dict(weights), dtype=torch.float32,
+                output_loading_info=True,
+            )  # fmt: skip
+            again = saved_form(loaded, loaded.state_dict())
+    except FAILURES:
+        return dict(weights)
+    same = all(name in again and torch.equal(again[name].float(), tensor.float()) for name, tensor in weights.items())
+    return dict(loaded.state_dict()) if same and not info["missing_keys"] else dict(weights)
+
+
+def counts_padding(model: nn.Module) -> bool:
+    """Whether a table of the model computes with the id of padding."""
+    mine = [it for it in model.modules() if "Embedding" in type(it).__name__ and type(it) is not nn.Embedding]
+    return any(getattr(it, "padding_idx", None) is not None for it in mine)
