@@ -55,6 +55,7 @@ def own_form(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def counts_padding(model: nn.Module) -> bool:
-    """Whether a table of the model computes with the id of padding."""
+    """Whether the model computes with the id of padding: a table (RoBERTa), or the lengths of its texts (XLM)."""
     mine = [it for it in model.modules() if "Embedding" in type(it).__name__ and type(it) is not nn.Embedding]
-    return any(getattr(it, "padding_idx", None) is not None for it in mine)
+    tables = any(getattr(it, "padding_idx", None) is not None for it in mine)
+    return tables or any(getattr(it, "pad_index", None) is not None for it in model.modules())

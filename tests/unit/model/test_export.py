@@ -73,12 +73,21 @@ def test_special_ids_are_the_tokenizer_s_and_the_live_model_keeps_its_own(tmp_pa
         assert (model.config.bos_token_id, model.config.eos_token_id) == (1, 2)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "cwm"])
-def test_a_type_whose_special_ids_are_not_the_tokenizer_s_is_the_same_model_again(tmp_path: Path, kind: str) -> None:
-    """A RoBERTa counts positions from its padding: without an id for it no pass worked. A CWM has to have a beginning."""
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**SMALL, "model_type": "roberta", "is_decoder": True},
+        {**SMALL, "model_type": "cwm", "num_key_value_heads": 2},
+        {"model_type": "xlm", "vocab_size": 256, "emb_dim": 32, "n_layers": 1, "n_heads": 2, "causal": True},
+    ],
+    ids=lambda config: str(config["model_type"]),
+)
+def test_a_type_whose_special_ids_are_not_the_tokenizer_s_is_the_same_model_again(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    """RoBERTa and XLM compute with the id of padding: without one no pass worked. A CWM has to have a beginning."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    config = {**SMALL, "model_type": kind, **({"num_key_value_heads": 2} if kind == "cwm" else {"is_decoder": True})}
     model = build(ModelSpec(config), 3)
     path = export(model, ByteTokenizer(), tmp_path / "m", CARD)
     ids = torch.arange(1, 30)[None]
