@@ -45,7 +45,7 @@ def own_form(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tenso
         with quiet_libraries(), no_progress_bar():
             loaded, info = cls.from_pretrained(
                 None, config=copy.deepcopy(model.config), state_dict=dict(weights), dtype=torch.float32,
-                output_loading_info=True,
+                output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
             again = saved_form(loaded, loaded.state_dict())
     except FAILURES:
