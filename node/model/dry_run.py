@@ -275,7 +275,8 @@ def _of_config(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
             failed = failed or str(error)
             continue
         _sound(found, "model.config")
-        return DryRun("", (*_notes(model, vocabulary), *found.notes), tried, model, found.loss)
+        padding = getattr(made.get_text_config(), "pad_token_id", None)  # of the run's model: a copy has another one
+        return DryRun("", (*_notes(model, padding, vocabulary), *found.notes), tried, model, found.loss)
     why = (
         f"a small copy of {config['model_type']!r} does not work ({failed})"
         if failed
@@ -309,12 +310,15 @@ def _mend_causality(made: Any) -> str:
     return "take a causal model type, for example 'llama' or 'gpt2'"
 
 
-def _notes(model: nn.Module, vocabulary: int) -> Iterator[str]:
+def _notes(model: nn.Module, padding: int | None, vocabulary: int) -> Iterator[str]:
     """What a person may not know of a configuration that is sound."""
     embeddings: Any = getattr(model, "get_input_embeddings", None)
     table = None if embeddings is None else embeddings()
-    padding = getattr(table, "padding_idx", None)
-    if padding is not None and 0 <= padding < vocabulary <= BYTES_VOCABULARY:
+    if (
+        getattr(table, "padding_idx", None) is not None
+        and padding is not None
+        and 0 <= padding < vocabulary <= BYTES_VOCABULARY
+    ):
         yield f"model.config.pad_token_id is {padding}, a plain byte here: the model does not train this byte's embedding"
 
 

@@ -7,6 +7,7 @@ earlier version. Plain modules are saved as they are. Refuses nothing: weights t
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,8 @@ def saved_form(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
 def own_form(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a file by the model's own names, in fp32; as they are if they are no other form of all its parameters.
 
-    They are another form if the model that transformers loads from them, saved again, has each of their numbers.
+    They are another form if the model that transformers loads from them, saved again, has each of their numbers: under its
+    name, or with the prefix that files of a bare model lack (GPT-2). What its type ignores, such as a mask, is left out.
     """
     with many_imports():
         from transformers import PreTrainedModel
@@ -50,8 +52,16 @@ def own_form(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tenso
             again = saved_form(loaded, loaded.state_dict())
     except FAILURES:
         return dict(weights)
-    same = all(name in again and torch.equal(again[name].float(), tensor.float()) for name, tensor in weights.items())
-    return dict(loaded.state_dict()) if same and not info["missing_keys"] else dict(weights)
+    ignored = [re.compile(pattern) for pattern in cls._keys_to_ignore_on_load_unexpected or ()]
+
+    def is_there(name: str, tensor: Tensor) -> bool:
+        found = again.get(name, again.get(f"{cls.base_model_prefix}.{name}"))
+        if found is None:
+            return any(pattern.search(name) for pattern in ignored)
+        return torch.equal(found.float(), tensor.float())
+
+    same = not info["missing_keys"] and all(is_there(name, tensor) for name, tensor in weights.items())
+    return dict(loaded.state_dict()) if same else dict(weights)
 
 
 def counts_padding(model: nn.Module) -> bool:

@@ -136,6 +136,7 @@ def test_a_large_model_is_run_as_a_small_copy() -> None:
     done = dry_run(ModelSpec({**config, "num_key_value_heads": 8, "vocab_size": 50000}), 50000, 1024)
     assert done.untried == ""
     assert (done.spec.config["num_hidden_layers"], done.spec.config["hidden_size"]) == (2, 128)
+    assert dry_run(ModelSpec({"model_type": "phi3"}), 256, 32).notes == (), "its padding, 32000, is 0 in the copy alone"
 
 
 def test_a_sample_that_is_longer_than_the_positions_is_refused() -> None:

@@ -138,6 +138,22 @@ def test_an_export_of_each_kind_of_type_begins_a_run_and_is_confirmed(
         load_weights(fresh, folder)
 
 
+def test_weights_of_a_bare_model_begin_a_run(tmp_path: Path) -> None:
+    """As those of GPT-2 on the hub: without the prefix of the model with a head, and with the masks of an earlier version."""
+    config = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    made, fresh = (build(ModelSpec(config), seed) for seed in (3, 4))
+    bare = {name.removeprefix("transformer."): tensor.detach() for name, tensor in made.named_parameters()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+    save_file(bare, tmp_path / WEIGHTS)
+    load_weights(fresh, tmp_path)
+    for name, parameter in made.named_parameters():
+        assert torch.equal(dict(fresh.named_parameters())[name], parameter), name
+    for wrong in ({"h.1.ln_1.weight": torch.ones(32)}, {"wte.weight": torch.ones(256, 16)}):
+        save_file({**bare, **wrong}, tmp_path / WEIGHTS)
+        with pytest.raises(ModelError, match=r"holds '.*', which run\.toml's model does not have"):
+            load_weights(fresh, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "more", "key", "here", "there"),
     [
