@@ -107,15 +107,18 @@ def compare(replay: Replay, exported: Path) -> str:
     config = replay.genesis.config
     why = settings_difference(config.model, exported)  # first: the names of weights follow from it
     if why is None:
-        why = first_difference(replay.state, exported, model_of(config, exported))
+        why = first_difference(replay.state, exported, model_of(config, exported, replay.state))
     if why is not None:
         raise BadStepError(replay.step, f"{exported}: {why}")
     return f"bit-identical to {exported}"
 
 
-def model_of(config: RunConfig, exported: Path) -> nn.Module | None:
-    """The run's model, with its buffers; None for a module of the run's own code. Its vocabulary may be the tokenizer's."""
-    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build
+def model_of(config: RunConfig, exported: Path, state: Mapping[str, Tensor]) -> nn.Module | None:
+    """The run's model, with its buffers; None for a module of the run's own code. Its vocabulary may be the tokenizer's.
+
+    A stranger's folder may name any vocabulary: a model of other shapes than the state's is not built.
+    """
+    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta
 
     if config.model.factory is not None:
         return None
@@ -123,6 +126,9 @@ def model_of(config: RunConfig, exported: Path) -> nn.Module | None:
     if "vocab_size" not in named and (exported / CONFIG).is_file():
         named = {"vocab_size": json.loads((exported / CONFIG).read_bytes()).get("vocab_size"), **named}
     try:
+        shapes = {name: it.shape for name, it in build_meta(ModelSpec(named)).named_parameters()}
+        if any(name in state and state[name].shape != shape for name, shape in shapes.items()):
+            return None
         return build(ModelSpec(named), config.seed, blank=True)
     except ModelError:
         return None
@@ -134,7 +140,8 @@ def _as_saved(parameters: Mapping[str, Tensor], model: nn.Module) -> dict[str, T
     names = {name: first[id(it)] for name, it in model.named_parameters(remove_duplicate=False)}
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    return saved_form(model, {**buffers, **{name: parameters[it] for name, it in names.items() if it in parameters}})
+    tied = {name: parameters[it] for name, it in names.items() if it in parameters}
+    return saved_form(model, {**buffers, **parameters, **tied})
 
 
 def _step_of(replay: Replay, exported: Path) -> object:
@@ -176,10 +183,10 @@ def first_difference(state: Mapping[str, Tensor], exported: Path, model: nn.Modu
     parameters = {name: tensor for name, tensor in state.items() if not name.startswith(BASE_PREFIX)}
     if model is not None:
         parameters = _as_saved(parameters, model)
-    there = {tensor.data_ptr() for name, tensor in parameters.items() if name in weights}
+    there = {(tensor.data_ptr(), tensor.shape) for name, tensor in parameters.items() if name in weights}
     for name, tensor in parameters.items():
         if name not in weights:
-            if tensor.data_ptr() in there:  # tied
+            if (tensor.data_ptr(), tensor.shape) in there:  # tied
                 continue
             return f"lacks {name}"
         if not same_bits(tensor, weights[name]):
