@@ -24,7 +24,8 @@ from node.config import PeerSettings
 from node.control.control_server import ControlServer
 from node.donor.live import BYTES_A_GB, Kept, allowed
 from node.export.card import facts_of
-from node.export.model_folder import check_folder, export, first_look, writer
+from node.export.first_look import first_look
+from node.export.model_folder import check_folder, export, writer
 from node.link.client import check_genesis
 from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
@@ -382,9 +383,8 @@ class _Peer:
             return None
         read = partial(text.samples.validation, config.evaluation.samples)
         model = replica.model_to_evaluate()
-        write, loss = None, None if self.own is None else self.own.handover.loss
-        if self.own is None:
-            write = writer(config, text.tokenizer)
+        loss = None if self.own is None else self.own.handover.loss
+        write = writer(config, text.tokenizer) if self.own is None else None
         tell = swarm.evaluated
         return Evaluator(config, replica, self.home.store, read, tell, micro_batch, self.log, write, model, loss)
 

@@ -87,6 +87,20 @@ def quiet_libraries() -> Iterator[None]:
 
 
 @contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Switch off the progress bar that the library draws while it writes, because it would disturb the live view."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
 def slowly(what: str) -> Iterator[None]:
     """Inside, a library asks somebody on the network: after SILENCE_SECONDS_MAX, `what` is told on stderr, once."""
     timer = threading.Timer(SILENCE_SECONDS_MAX, print, (f"{what} ...",), {"file": sys.stderr, "flush": True})

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from node.export.card import MARK
+from node.model.saved_form import saved_form
 from node.training.replica import BASE_PREFIX
+from protos.run_config import RunConfig
 from protos.run_sections import ModelConfig
 
 if TYPE_CHECKING:
@@ -102,10 +104,44 @@ def compare(replay: Replay, exported: Path) -> str:
     step = _step_of(replay, exported)
     if step != replay.step:
         raise BadStepError(replay.step, f"{exported} is the model after step {step}; the archive ends at {replay.step}")
-    for why in (first_difference(replay.state, exported), settings_difference(replay.genesis.config.model, exported)):
-        if why is not None:
-            raise BadStepError(replay.step, f"{exported}: {why}")
+    config = replay.genesis.config
+    why = settings_difference(config.model, exported)  # first: the names of weights follow from it
+    if why is None:
+        why = first_difference(replay.state, exported, model_of(config, exported, replay.state))
+    if why is not None:
+        raise BadStepError(replay.step, f"{exported}: {why}")
     return f"bit-identical to {exported}"
+
+
+def model_of(config: RunConfig, exported: Path, state: Mapping[str, Tensor]) -> nn.Module | None:
+    """The run's model, with its buffers; None for a module of the run's own code. Its vocabulary may be the tokenizer's.
+
+    A stranger's folder may name any vocabulary: a model of other shapes than the state's is not built.
+    """
+    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta
+
+    if config.model.factory is not None:
+        return None
+    named = SMALL_LLAMA if config.model.config is None else config.model.config
+    if "vocab_size" not in named and (exported / CONFIG).is_file():
+        named = {"vocab_size": json.loads((exported / CONFIG).read_bytes()).get("vocab_size"), **named}
+    try:
+        shapes = {name: it.shape for name, it in build_meta(ModelSpec(named)).named_parameters()}
+        if any(name in state and state[name].shape != shape for name, shape in shapes.items()):
+            return None
+        return build(ModelSpec(named), config.seed, blank=True)
+    except ModelError:
+        return None
+
+
+def _as_saved(parameters: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers as an export of this model has them; tied ones under each of their names."""
+    first = {id(it): name for name, it in model.named_parameters()}
+    names = {name: first[id(it)] for name, it in model.named_parameters(remove_duplicate=False)}
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    tied = {name: parameters[it] for name, it in names.items() if it in parameters}
+    return saved_form(model, {**buffers, **parameters, **tied})
 
 
 def _step_of(replay: Replay, exported: Path) -> object:
@@ -129,8 +165,11 @@ def _table(file: Path, step: int) -> Mapping[str, Any]:
     return found
 
 
-def first_difference(state: Mapping[str, Tensor], exported: Path) -> str | None:
-    """How the weights of a folder differ from the parameters of `state`, or None. A tied tensor may be there once or twice."""
+def first_difference(state: Mapping[str, Tensor], exported: Path, model: nn.Module | None = None) -> str | None:
+    """How the weights of a folder differ from the parameters of `state`, or None. A tied tensor may be there once or twice.
+
+    `model`: of the run, if its type has other names in files than in a state.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -142,8 +181,13 @@ def first_difference(state: Mapping[str, Tensor], exported: Path) -> str | None:
     except (SafetensorError, OSError) as error:
         return f"{WEIGHTS} cannot be read: {error}"
     parameters = {name: tensor for name, tensor in state.items() if not name.startswith(BASE_PREFIX)}
+    if model is not None:
+        parameters = _as_saved(parameters, model)
+    there = {(tensor.data_ptr(), tensor.shape) for name, tensor in parameters.items() if name in weights}
     for name, tensor in parameters.items():
         if name not in weights:
+            if (tensor.data_ptr(), tensor.shape) in there:  # tied
+                continue
             return f"lacks {name}"
         if not same_bits(tensor, weights[name]):
             return f"{name} differs from the replayed weights"
@@ -164,6 +208,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """Equal bit for bit: -0 is not 0, and a NaN is itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
+    if one.dtype != torch.float32:
+        return torch.equal(one, other)
     return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
 
 
@@ -172,7 +218,8 @@ def settings_difference(model: ModelConfig, exported: Path) -> str | None:
 
     Raises nothing for a config.json that is no configuration: that is a difference.
     """
-    from node.model.spec import SMALL_LLAMA, ModelError, configuration
+    from node.model.saved_form import counts_padding
+    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build_meta, configuration, settings_beside
 
     if model.factory is not None:
         return (
@@ -183,13 +230,15 @@ def settings_difference(model: ModelConfig, exported: Path) -> str | None:
     named = SMALL_LLAMA if model.config is None else model.config
     try:
         text = json.loads((exported / CONFIG).read_bytes())
-        found, wanted = configuration(text).to_dict(), configuration(named).to_dict()
+        found = configuration(text).to_dict()
+        wanted = settings_beside(named, found)
+        counts = counts_padding(build_meta(ModelSpec(named)))
     except FileNotFoundError:
         return None  # weights alone: a program that loads them names the model itself
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, ModelError) as error:
         return f"{CONFIG} cannot be read: {error}"
     leave = OF_AN_EXPORT if "vocab_size" in named else (*OF_AN_EXPORT, "vocab_size")
     for key in sorted(wanted.keys() | found.keys()):
-        if key not in leave and wanted.get(key) != found.get(key):
+        if (key not in leave or (key == "pad_token_id" and counts)) and wanted.get(key) != found.get(key):
             return f"{CONFIG}: {key} is {found.get(key)!r}; the run has {wanted.get(key)!r}"
     return None

@@ -341,7 +341,8 @@ def _sample(checkpoint: Path, seed: int) -> str:
     from transformers import AutoModelForCausalLM
 
     from node.data.tokenizer import ByteTokenizer
-    from node.export.model_folder import no_progress_bar, sample_text
+    from node.export.model_folder import sample_text
+    from node.imports import no_progress_bar
 
     with no_progress_bar():
         model = AutoModelForCausalLM.from_pretrained(checkpoint, trust_remote_code=False)

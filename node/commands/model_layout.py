@@ -20,7 +20,7 @@ from node.admission.consent import check_code
 from node.admission.fit import counted, sample_bytes, short_sample_bytes, spec_of
 from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
-from node.export.model_folder import tried
+from node.export.first_look import tried
 from node.model.dry_run import check_keys, shapes_of
 from node.model.spec import ModelSpec, parameter_count
 from node.training.optimizers import form_of

@@ -27,7 +27,8 @@ from node.assemble import PIECES, folder_of
 from node.commands import hugging_face
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
-from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, configuration
+from node.model.saved_form import counts_padding, own_form
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, configuration, settings_beside
 from node.optim.given_groups import unwrapped_name
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
@@ -53,6 +54,7 @@ SAME_ANSWERS: Final = re.compile(
     r"tie_word_embeddings|pretraining_tp|auto_map"
 )
 """Keys of a configuration that change no answer of trained weights, or that shapes and numbers show."""
+STRETCHED: Final = ("longrope", "dynamic")
 MEANT: Final = "if you mean it, name the file of weights itself"
 SAMPLE_TEXT: Final = (
     "The quick brown fox, 1234567890 times:\n\tdef caf\u00e9(x): return x * 2  # \u6771\u4eac \U0001f642\n"
@@ -133,15 +135,19 @@ def load_weights(made: nn.Module, model: Path) -> bytes:
     wanted, found, hashed = parameters_of(made), set[str](), dict[str, bytes]()
     names = {id(parameter): name for name, parameter in made.named_parameters()}
     tied = {name: names[id(it)] for name, it in made.named_parameters(remove_duplicate=False)}
-    buffers, kept, twins = dict(made.named_buffers()), made.state_dict().keys(), dict[str, bytes]()
-    for saved_name, tensor in _tensors(model):
-        name = saved_name if saved_name in wanted else unwrapped_name(saved_name)
+    buffers, kept, first = dict(made.named_buffers()), made.state_dict().keys(), dict[str, str]()
+    for saved_name, tensor in _own_form(made, model):
+        plain = saved_name if saved_name in wanted else unwrapped_name(saved_name)
+        name = tied.get(plain, plain)
         if name in found and _hash(tensor) != hashed[name]:
-            raise ModelError(f"{model}: holds {name!r} twice, with other numbers: remove one of them")
+            if plain == first[name]:
+                raise ModelError(f"{model}: holds {plain!r} twice, with other numbers: remove one of them")
+            twin = plain if plain != name else first[name]
+            raise ModelError(
+                f"{model}: {twin!r} has other numbers than {name!r}, and run.toml's model has one tensor for both: set "
+                "tie_word_embeddings = false in [model.config]"
+            )
         if name not in wanted:
-            if name in tied:
-                twins[name] = _hash(tensor)
-                continue
             if name in buffers or name.startswith(BASE_PREFIX):  # a base optimizer's state begins anew
                 if name in kept and not _close(tensor, buffers[name]):
                     raise ModelError(
@@ -160,19 +166,24 @@ def load_weights(made: nn.Module, model: Path) -> bytes:
         if not bool(wanted[name].isfinite().all()):
             raise ModelError(f"{model}: {name!r} contains NaN or infinity")
         found.add(name)
+        first.setdefault(name, plain)
         hashed[name] = _hash(wanted[name])
     if missing := sorted(wanted.keys() - found):
         shown = ", ".join(missing[:NAMES_SHOWN_MAX]) + (" ..." if len(missing) > NAMES_SHOWN_MAX else "")
         raise ModelError(f"{model}: lacks {len(missing)} parameters of run.toml's model: {shown}")
-    if untied := [name for name, digest in twins.items() if digest != hashed[tied[name]]]:
-        raise ModelError(
-            f"{model}: {untied[0]!r} has other numbers than {tied[untied[0]]!r}, and run.toml's model has one tensor for both: "
-            "set tie_word_embeddings = false in [model.config]"
-        )
     whole = hashlib.sha256(_DOMAIN)
     for name in sorted(hashed):
         whole.update(f"{name} {list(wanted[name].shape)}\0".encode() + hashed[name])
     return whole.digest()
+
+
+def _own_form(made: nn.Module, model: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors by the names of run.toml's model. Those of some types have other ones in the files of transformers."""
+    own = {name for name, _ in (*made.named_parameters(remove_duplicate=False), *made.named_buffers())}
+    if all(unwrapped_name(name) in own or name.startswith(BASE_PREFIX) for name in _names(model)):
+        yield from _tensors(model)
+    else:
+        yield from own_form(made, dict(_tensors(model))).items()
 
 
 def _hash(tensor: Tensor) -> bytes:
@@ -229,29 +240,52 @@ def _differing(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[
     """The keys of two configurations that make another model of the same weights, with both values."""
     if own.get("model_type") != theirs["model_type"]:
         return [("model_type", own.get("model_type"), theirs["model_type"])]
-    mine, other = configuration(own).to_dict(), configuration(theirs).to_dict()
-    return list(_pairs({key: mine[key] for key in mine.keys() & other.keys()}, other))
+    other = configuration(theirs).to_dict()
+    mine = settings_beside(own, other)
+    counts = {"pad_token_id"} if counts_padding(build_meta(ModelSpec(own))) else set[str]()
+    counts |= {"max_position_embeddings"} if _stretches(mine) else set()
+    return list(_pairs({key: mine[key] for key in mine.keys() & other.keys()}, other, counts))
 
 
-def _pairs(mine: Mapping[str, Any], other: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _stretches(settings: Mapping[str, Any]) -> bool:
+    """Whether positions are computed from the number of all positions: RoPE of Phi-3, and dynamic NTK."""
+    if settings.get("rope_type") in STRETCHED:
+        return True
+    return any(isinstance(value, dict) and _stretches(value) for value in settings.values())
+
+
+def _pairs(
+    mine: Mapping[str, Any], other: Mapping[str, Any], counts: set[str], before: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """`counts`: keys that change answers of this type."""
     for key in sorted(mine if not before else {*mine, *other}):
         one, two = mine.get(key), other.get(key)
-        if SAME_ANSWERS.fullmatch(key) or one == two:
+        if (SAME_ANSWERS.fullmatch(key) and key not in counts) or one == two:
             continue
         if isinstance(one, dict) and isinstance(two, dict):
-            yield from _pairs(one, two, f"{before}{key}.")
+            yield from _pairs(one, two, counts, f"{before}{key}.")
         else:
             yield f"{before}{key}", one, two
 
 
 def _tensors(model: Path) -> Iterator[tuple[str, Tensor]]:
+    for file, name in _opened(model):
+        yield name, file.get_tensor(name)
+
+
+def _names(model: Path) -> Iterator[str]:
+    return (name for _, name in _opened(model))
+
+
+def _opened(model: Path) -> Iterator[tuple[Any, str]]:
+    """Each file of weights, open, with each of its names."""
     from safetensors import SafetensorError, safe_open
 
     for path in _files(model):
         try:
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118 - it is no mapping
-                    yield name, file.get_tensor(name)
+                    yield file, name
         except (SafetensorError, OSError) as error:
             raise OperatorError(f"{path}: is no safetensors file that can be read: {error}") from error
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from node.data.rows import BOM_BYTES, LINE_BYTES_MAX, markup_note
 from node.data.shard_cache import manifest_of
@@ -28,6 +32,7 @@ from node.data.tokenizer import ByteTokenizer, Encoder, Tokenizer, run_tokenizer
 from node.data.tokens import (
     SCAN_TOKENS,
     TOKEN_SUFFIXES,
+    FileTokens,
     Progress,
     Tokens,
     bytes_of,
@@ -43,7 +48,7 @@ from protos.errors import DataError
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens, and the tokenizer that they belong to. `reading`: what was read and left out; None for token files."""
+    """Tokens, and the tokenizer that they belong to. `reading`: what was read and left out."""
 
     name: str
     tokens: Tokens
@@ -82,11 +87,56 @@ def open_corpus(
     if path is not None and is_tokens(path):
         tokens: Tokens = (of_file := open_tokens(path, dtype))
         check_width(of_file, chosen.vocabulary if vocabulary is None else vocabulary, name)
+        check_range(of_file, chosen, name)
+        note = stranger_note(of_file, chosen)
+        reading = Reading(1, 1, len(tokens) * tokens.dtype.itemsize, notes=(note,) if note else ())
     else:
         tokens, reading = _tokens_of_text(path, chosen, cache_dir, progress)
         reading.check(name, allowed=allow_left_out, how="add --set allow=left_out")
     check_vocabulary(tokens, chosen.vocabulary if vocabulary is None else vocabulary, name)
     return Corpus(name, tokens, chosen, reading)
+
+
+def check_range(tokens: FileTokens, tokenizer: Tokenizer, name: str) -> None:
+    """Raises DataError for tokens of a type that has no room for the tokenizer's ids: what a writer cut off looks like others.
+
+    `arr[:] = ids` cuts in silence in NumPy. Control tokens, which no text has, may lie beyond.
+    """
+    control, highest = set(tokenizer.control.values()), tokenizer.vocabulary - 1
+    while highest in control:
+        highest -= 1
+    if highest > np.iinfo(tokens.dtype).max:
+        raise DataError(
+            f"{name}: its tokens are {tokens.dtype.name}, which has no room for the ids of data.tokenizer, up to {highest}: "
+            "larger ids were cut off when it was written, or its tokens are another tokenizer's; write the ids as uint32"
+        )
+
+
+STRANGER_TOKENS: Final = 4096
+"""Of the middle of a token file."""
+STRANGER_SHARE_MIN: Final = 0.97
+"""The part of the tokens that comes back. Of another tokenizer's tokens it was 0.82 to 0.91, of its own 1."""
+STRANGER_NOTE: Final = (
+    "of {:,} tokens in the file's middle only {:.0%} are the same when they are decoded and encoded again, and of a text that "
+    "data.tokenizer encoded nearly all are: these may be another tokenizer's tokens; decoded, they begin {!r}"
+)
+
+
+def stranger_note(tokens: FileTokens, tokenizer: Tokenizer) -> str:
+    """Words about tokens that this tokenizer would hardly have made; empty if it would."""
+    first = max(len(tokens) - STRANGER_TOKENS, 0) // 2
+    ids = tokens[first : first + STRANGER_TOKENS].astype(np.int64)
+    ids = ids[ids < tokenizer.vocabulary]
+    ids = ids[~np.isin(ids, [*tokenizer.control.values(), -1 if tokenizer.unknown is None else tokenizer.unknown])]
+    text = tokenizer.decode(ids.tolist())
+    again, here = Counter(tokenizer.encode(text).tolist()), Counter(ids.tolist())
+    same = (again & here).total() - sum(unicodedata.category(sign) == "Cc" and not sign.isspace() for sign in text)
+    share = same / max(again.total(), here.total(), 1)
+    return (
+        ""
+        if share >= STRANGER_SHARE_MIN or not len(ids)
+        else STRANGER_NOTE.format(len(ids), max(share, 0.0), text[:30])
+    )
 
 
 def is_tokens(path: Path) -> bool:

@@ -32,7 +32,7 @@ from node.data.rows import (
     table,
     wide_text,
 )
-from node.data.tally import LeftOutReason, Tally
+from node.data.tally import LeftOutReason, Repeats, Tally
 from node.data.text_files import PackedError, file_size, inner_name, mode_of, opened, walk
 from protos.errors import DataError
 
@@ -45,7 +45,8 @@ ALL: Final = "all"
 SPLITS: Final = {
     "train": "train", "training": "train",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
-    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
+    "test": "test", "testing": "test", "eval": "test", "evaluation": "test", "heldout": "test", "holdout": "test",
+    "trainset": "train", "validset": "validation", "valset": "validation", "devset": "validation", "testset": "test",
 }  # fmt: skip
 PLAIN_SUFFIXES: Final = ("", ".txt", ".text", ".raw", ".tokens")
 """Text files whose name may say a split. Code has tests, too, and is no data set."""
@@ -80,11 +81,11 @@ def _of_split(mark: str, has_rows: bool, split: str, marks: Sequence[str]) -> Le
 
 def split_of(name: PurePath, has_rows: bool) -> str:
     """The split that a name says, the file's own name before its folders; empty for none."""
-    stem = name.name.lower()
+    stem = inner_name(name)
     if not has_rows and PurePath(stem).suffix not in PLAIN_SUFFIXES:
         return ""
     for part in (stem, *(folder.lower() for folder in reversed(name.parent.parts))):
-        for word in re.split(r"[^a-z]+", part):
+        for word in re.split(r"[^a-z]+", re.sub(r"(held|hold)[^a-z]out", r"\1out", part)):
             if word in SPLITS:
                 return SPLITS[word]
     return ""
@@ -117,7 +118,7 @@ def parts_told(files: Sequence[PurePath]) -> list[str]:
 
 def is_about(name: PurePath, folder: str) -> bool:
     """Whether a file without rows, beside some with rows, is about them: a page, a licence, a list, or their script."""
-    low = PurePath(name.name.lower())
+    low = PurePath(inner_name(name))
     script = low.suffix == ".py" and low.stem == folder.lower()
     return script or low.suffix == ".json" or (low.stem in ABOUT_NAMES and low.suffix in ABOUT_SUFFIXES)
 
@@ -192,9 +193,12 @@ def documents(source: Source, tally: Tally, files: list[Path] | None = None) -> 
         found = dataset(source, tally)
     else:
         found = _of_files(files_of(source, tally) if files is None else files, source, tally)
+    repeats = Repeats()
     for document in found:
         tally.took(len(document.data))
+        repeats.saw(document.data)
         yield document
+    tally.note(repeats.words(), repeats.count)
     if not tally.documents:
         why = "; ".join(tally.reading().lines())
         where = (

@@ -212,3 +212,36 @@ class Tally:
         )
         notes = tuple(words.format(f"{count:,}") for words, count in self.notes.items())
         return Reading(self.files, self.documents, self.size, left, notes, whole)
+
+
+REPEATED_BYTES_MIN: Final = 256
+"""Of a document that counts: short ones, such as answers, may be equal."""
+REPEATED_KEPT: Final = 1 << 18
+REPEATED_SHARE_MIN: Final = 0.01
+
+
+class Repeats:
+    """Counts documents that came before, byte for byte, among the first REPEATED_KEPT. Leaves none out."""
+
+    def __init__(self) -> None:
+        self._seen = set[int]()
+        self.count = self._repeated = self._size = 0
+
+    def saw(self, data: bytes) -> None:
+        """A document was read."""
+        if len(data) < REPEATED_BYTES_MIN or len(self._seen) == REPEATED_KEPT:
+            return
+        self._size += len(data)
+        if (digest := hash(data)) in self._seen:
+            self.count += 1
+            self._repeated += len(data)
+        self._seen.add(digest)
+
+    def words(self) -> str:
+        """For people, with a place for the number; empty if they are less than REPEATED_SHARE_MIN of the text."""
+        if self._repeated <= REPEATED_SHARE_MIN * self._size:
+            return ""
+        return (
+            f"{{}} documents ({self._repeated / self._size:.0%} of the text) were there before, such as packed and unpacked: "
+            "they count again, and a held-out loss may be of text that is trained on"
+        )

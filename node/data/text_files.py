@@ -17,7 +17,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, Final, Protocol
 
 import zstandard
@@ -301,7 +301,7 @@ def kind_of(start: bytes) -> str:
     return "zstd" if start.startswith(ZSTD_MAGIC) or skipped else ""
 
 
-def inner_name(path: Path) -> str:
+def inner_name(path: PurePath) -> str:
     """The name in lower case, without the ending of a packer."""
     name = path.name.lower()
     return next((name.removesuffix(suffix) for suffix in PACKED_SUFFIXES if name.endswith(suffix)), name)

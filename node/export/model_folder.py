@@ -1,20 +1,16 @@
 """A trained model as a folder that Hugging Face loads, and a sample of the model's text.
 
 Refuses to overwrite a folder that is not an export of the same run. Knows no wire, and sends nothing.
-
-`first_look` is a dry run of a model and of its export, for `swarmentum layout`, and for the first peers of an untried run
-(ADR 53). Refuses what `node.model.dry_run` refuses, and a model that cannot be exported, or that its export changes.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,23 +19,21 @@ from torch import Tensor, nn
 
 from node.data.tokenizer import Tokenizer
 from node.export.card import CARD, MARK, card_text, files_of, mark_text, run_of
-from node.imports import quiet_libraries
-from node.model.dry_run import DryRun, dry_run, reference_loss
-from node.model.examine import FAILURES, answers_of
+from node.imports import no_progress_bar
 from node.model.gradients import logits_of
-from node.model.spec import REFUSALS, ModelError, ModelSpec, build
+from node.model.saved_form import counts_padding
+from node.model.spec import REFUSALS
 from protos.disk import begun_folder, path_problem, remove_killed, replace_bytes, sync_files, sync_folder
 from protos.errors import OperatorError
 from protos.mistakes import NO_LICENCE
 from protos.run_config import RunConfig
-from protos.run_sections import ReferenceLoss
 
 FILE_MODE: Final = 0o644
 FRESH: Final = ".new-"
 """Begins, or follows the folder's name, in the name of a folder that an export fills, before the id of its process."""
 SPECIAL_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 AGAIN: Final = "nothing of the run is lost: `swarmentum export` with the invite link writes the model again"
-SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not name the length of its context
+SAMPLE_CONTEXT_TOKENS: Final = 256  # unless the caller or the model names fewer
 SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer errors and still varies
 
 
@@ -198,31 +192,22 @@ def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _special_ids_of(tokenizer: Tokenizer, model: Any) -> Iterator[None]:
     """Give the model's configurations the special ids of its tokenizer: those of the model type are other tokens' ids.
 
-    With 50256 as the end of a text, and a vocabulary of 1,000, `generate` would never stop.
+    With 50256 as the end of a text, and a vocabulary of 1,000, `generate` would never stop. Stays: padding from which the model
+    counts its positions (RoBERTa), and what a type does not take. `generate` goes by the other configuration.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
     inner, configs = tokenizer.huggingface(), [model.config, getattr(model, "generation_config", None)]
     before = [(config, name, getattr(config, name, None)) for config in configs if config for name in SPECIAL_IDS]
     try:
         for config, name, _ in before:
-            setattr(config, name, getattr(inner, name, None))
+            if not (config is model.config and name == "pad_token_id" and counts_padding(model)):
+                with suppress(StrictDataclassError):
+                    setattr(config, name, getattr(inner, name, None))
         yield
     finally:
         for config, name, value in before:
             setattr(config, name, value)
-
-
-@contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Switch off the progress bar that the library draws while it writes, because it would disturb the live view."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _is_huggingface(model: nn.Module) -> bool:
@@ -239,12 +224,18 @@ def sample_text(
     tokens: int,
     *,
     seed: int,
+    context: int = SAMPLE_CONTEXT_TOKENS,
     temperature: float = SAMPLE_TEMPERATURE,
 ) -> str:
-    """The prompt and `tokens` tokens after it, drawn with a generator of its own. The model keeps its mode."""
+    """The prompt and `tokens` tokens after it, drawn with a generator of its own. The model keeps its mode.
+
+    `context`: the tokens that the model was trained to see at once; it sees no more of them here.
+    """
     generator = torch.Generator().manual_seed(seed)
     ids = torch.as_tensor(tokenizer.encode(prompt or "\n").astype("int64"))
-    window, training, device = _context_of(model), model.training, next(model.parameters()).device
+    if not len(ids):  # a tokenizer of words has none for a newline
+        ids = torch.tensor([tokenizer.end or 0])
+    window, training, device = min(_context_of(model), context), model.training, next(model.parameters()).device
     model.eval()
     try:
         for _ in range(tokens):
@@ -260,7 +251,8 @@ def writer(config: RunConfig, tokenizer: Tokenizer) -> Callable[[nn.Module], str
     tokens, prompt = config.evaluation.sample_tokens, config.evaluation.prompt
     if not tokens:
         return None
-    return partial(sample_text, tokenizer=tokenizer, prompt=prompt, tokens=tokens, seed=config.seed)
+    fixed: dict[str, Any] = {"prompt": prompt, "tokens": tokens, "seed": config.seed, "context": config.data.context}
+    return partial(sample_text, tokenizer=tokenizer, **fixed)
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:
@@ -269,119 +261,4 @@ def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 def _context_of(model: nn.Module) -> int:
     config: Any = getattr(model, "config", None)
-    return int(getattr(config, "max_position_embeddings", None) or SAMPLE_CONTEXT_TOKENS)
-
-
-REFERENCE_TOLERANCE: Final = 1e-3
-"""Of the loss. Instruction sets and numbers of threads change it by 1e-6; a changed attention mask or activation by 1e-2."""
-
-
-def tried(spec: ModelSpec, tokenizer: Tokenizer, context: int) -> dict[str, Any]:
-    """`untried`, `notes` and `reference` of a model. Raises ModelError for one that no run should train."""
-    done = tried_model(spec, tokenizer, context)
-    reference = None
-    if done.spec is not None and done.loss is not None:
-        own = None if done.spec == spec else dict(done.spec.config or {})
-        reference = {"config": own, "loss": done.loss, "made_with": versions()}
-    return {"untried": done.untried, "notes": done.notes, "reference": reference}
-
-
-def versions() -> str:
-    """Of the libraries that compute a loss."""
-    return ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-
-
-def first_look(spec: ModelSpec, tokenizer: Tokenizer, config: RunConfig, log: Any, *, known: bool) -> None:
-    """What a peer does with a model before it trains: a dry run if nobody made one, else it compares the reference loss.
-
-    `known`: the genesis states the layout, or the run is past its start. Raises ModelError for what a dry run finds.
-    """
-    if not known:
-        done = tried_model(spec, tokenizer, config.data.context)
-        for note in (*done.notes, *([f"the model is not checked: {done.untried}"] if done.untried else [])):
-            log.warning("a dry run of the model says", why=note)
-    if config.model.reference is not None:
-        other = other_loss(spec, config.model.reference, tokenizer.vocabulary, config.data.context)
-        if other:
-            log.warning("this machine computes another loss than the run's reference", why=other)
-
-
-def other_loss(spec: ModelSpec, reference: ReferenceLoss, vocabulary: int, context: int) -> str:
-    """What to say if this machine computes another loss than the run's reference; empty if it is the same."""
-    small = spec if reference.config is None else ModelSpec(reference.config)
-    try:
-        with quiet_libraries():
-            found = reference_loss(small, vocabulary, context)
-    except ModelError as error:
-        return f"this machine cannot compute the run's reference loss ({error}); the run was made with {reference.made_with}"
-    if abs(found - reference.loss) <= REFERENCE_TOLERANCE * max(1.0, abs(reference.loss)):
-        return ""
-    return (
-        f"this machine computes another loss than the run's first one: {found:.4f} nats, not {reference.loss:.4f} (up to "
-        f"{REFERENCE_TOLERANCE:g} of it is rounding), for the same weights and samples. The run was made with "
-        f"{reference.made_with}, and here are {versions()}: install the same, or this peer's votes fit others' less"
-    )
-
-
-def tried_model(spec: ModelSpec, tokenizer: Tokenizer, context: int) -> DryRun:
-    """The dry run of a model, with an export to a folder that is removed again. Raises ModelError."""
-    with quiet_libraries():
-        return dry_run(spec, tokenizer.vocabulary, context, partial(_export, spec, tokenizer))
-
-
-def _export(spec: ModelSpec, tokenizer: Tokenizer, tried_spec: ModelSpec, model: nn.Module) -> None:
-    where = f"model.factory = {spec.factory!r}" if spec.factory else "model.config"
-    back = _back_of_module(model, tried_spec, where) if spec.factory else _back_of_type(model, tokenizer, where)
-    if not torch.allclose(answers_of(model), answers_of(back), rtol=1e-3, atol=1e-3):
-        raise ModelError(
-            f"{where}: its export is another model: loaded again, it gives other logits; keep all numbers that it needs in "
-            "parameters and in buffers that are saved (persistent=True)"
-        )
-
-
-def _back_of_module(model: nn.Module, spec: ModelSpec, where: str) -> nn.Module:
-    """A module as its export's card says how to load it. Only the state is tried: transformers takes seconds to import."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load, save
-
-    try:
-        data = save(own_tensors(model)[0])
-    except (*FAILURES, SafetensorError) as error:
-        raise ModelError(f"{where}: its export fails, and nobody could use the result: {_why(error)}") from error
-    made = build(spec, 1)
-    try:
-        _, unknown = made.load_state_dict(
-            load(data), strict=False
-        )  # tied tensors are missing: the file holds them once
-    except FAILURES as error:
-        raise ModelError(
-            f"{where}: its export cannot be loaded again: {_why(error)}; give each buffer memory of its own (.clone()), or "
-            "register it with persistent=False"
-        ) from error
-    if unknown:
-        raise ModelError(f"{where}: its export cannot be loaded again: {unknown[0]!r} is no part of a new model")
-    return made
-
-
-def _back_of_type(model: nn.Module, tokenizer: Tokenizer, where: str) -> nn.Module:
-    """A model of transformers, written to a folder that is removed again, and loaded."""
-    from transformers import AutoModelForCausalLM
-
-    with tempfile.TemporaryDirectory(prefix="swarmentum-export-") as folder:
-        path = Path(folder) / "model"
-        try:
-            export(model, tokenizer, path, {})
-        except ExportError as error:
-            raise ModelError(f"{where}: its export fails, and nobody could use the result: {error.why}") from error
-        try:
-            with no_progress_bar():
-                back: nn.Module = AutoModelForCausalLM.from_pretrained(
-                    path, dtype=torch.float32, trust_remote_code=False
-                )
-        except FAILURES as error:
-            raise ModelError(f"{where}: its export cannot be loaded again: {_why(error)}") from error
-        return back
-
-
-def _why(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
-from node.model.examine import FAILURES, Examination, PassError, examine
+from node.model.examine import Examination, examine
+from node.model.passes import FAILURES, PassError
 from node.model.shrunken import copies
 from node.model.spec import (
     REFUSALS,
@@ -274,7 +275,8 @@ def _of_config(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
             failed = failed or str(error)
             continue
         _sound(found, "model.config")
-        return DryRun("", (*_notes(model, vocabulary), *found.notes), tried, model, found.loss)
+        padding = getattr(made.get_text_config(), "pad_token_id", None)  # of the run's model: a copy has another one
+        return DryRun("", (*_notes(model, padding, vocabulary), *found.notes), tried, model, found.loss)
     why = (
         f"a small copy of {config['model_type']!r} does not work ({failed})"
         if failed
@@ -308,12 +310,15 @@ def _mend_causality(made: Any) -> str:
     return "take a causal model type, for example 'llama' or 'gpt2'"
 
 
-def _notes(model: nn.Module, vocabulary: int) -> Iterator[str]:
+def _notes(model: nn.Module, padding: int | None, vocabulary: int) -> Iterator[str]:
     """What a person may not know of a configuration that is sound."""
     embeddings: Any = getattr(model, "get_input_embeddings", None)
     table = None if embeddings is None else embeddings()
-    padding = getattr(table, "padding_idx", None)
-    if padding is not None and 0 <= padding < vocabulary <= BYTES_VOCABULARY:
+    if (
+        getattr(table, "padding_idx", None) is not None
+        and padding is not None
+        and 0 <= padding < vocabulary <= BYTES_VOCABULARY
+    ):
         yield f"model.config.pad_token_id is {padding}, a plain byte here: the model does not train this byte's embedding"
 
 
@@ -342,6 +347,7 @@ def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
             "so that each peer builds the same"
         )
     del other
+    one = build(spec, SEED)  # those before had a pass, which may change what a model keeps for itself
     if has_own_loop(one):
         return DryRun(
             notes=("model: its peers train it with loops of their own (own_loop), so its answers are not checked",)

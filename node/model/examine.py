@@ -7,43 +7,36 @@ changes the parameters of the model that it is given. Refuses nothing itself: it
 from __future__ import annotations
 
 import math
-import random
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from node.model.gradients import LogitsError, answer_of, logits_of, loss
+from node.model.gradients import answer_of
+from node.model.passes import (
+    FAILURES,
+    ROWS,
+    TOKENS,
+    TOKENS_SHORT,
+    TOLERANCE,
+    PassError,
+    Passes,
+    WithoutDropout,
+    apart,
+    seed_all,
+    trained_names,
+    undisturbed,
+)
 
-ROWS: Final = 4
-TOKENS: Final = 32
-TOKENS_SHORT: Final = 9
 NUMBERS_MAX: Final = 1 << 24
 """Logits of one pass at most: 64 MB."""
-TOLERANCE: Final = 1e-4
-"""Of the largest logit. Rounding differs by 1e-6 where other tokens change the shapes inside, as with experts."""
 LOSS_TOLERANCE: Final = 1e-3
 """Nats. A further term of a loss is larger, and the same loss computed in another order differs by 1e-5."""
-SHAKE: Final = 0.05
-"""Deviation of the numbers that are added to each parameter: fresh models have zeros that hide what they do."""
 NAMES_SHOWN_MAX: Final = 3
-FAILURES: Final = (
-    *(TypeError, ValueError, LookupError, AttributeError, ImportError),
-    *(RuntimeError, ArithmeticError, AssertionError, OSError),
-)  # fmt: skip
-"""Errors that a model's own code raises."""
-
-
-class PassError(Exception):
-    """A pass of the model fails; the text says at how many tokens, and how."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +48,6 @@ class Examination:
     loss: float
 
 
-class _WithoutDropout(TorchFunctionMode):
-    """Dropout changes nothing, so that two passes differ by their tokens alone."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout):
-            return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention:
-            kwargs["dropout_p"] = 0.0
-            args = args[:4]
-        return func(*args, **kwargs)
-
-
 def examine(
     model: nn.Module, vocabulary: int, context: int, *, mend_causality: str, own_code: bool, only_loss: bool = False
 ) -> Examination:
@@ -76,96 +56,22 @@ def examine(
     `own_code`: a person wrote the module, and can mend it. `only_loss`: look for no faults. Raises PassError if the model
     cannot be run at all.
     """
-    with _undisturbed():
+    with undisturbed():
         length = min(context, TOKENS, max(NUMBERS_MAX // (ROWS * vocabulary), 2))
-        at = Passes(model, vocabulary, length)
-        first = at.reference()
+        at = Passes(model, vocabulary, length, max(min(context, NUMBERS_MAX // vocabulary), length))
         if only_loss:
-            return Examination((), (), first)
-        faults = [*_of_answers(at, first), *_of_context(at, context)]
+            return Examination((), (), at.reference())
+        whole = _whole(at)
+        first = at.reference()
+        changed = [*_of_lengths(at, whole)]
+        faults = [*_of_answers(at, first), *([str(whole)] if isinstance(whole, PassError) else [])]
         if not faults:
             faults = [*_of_training(at, own_code=own_code)]
         notes = () if own_code else tuple(_dead(at.model))
         if not faults:
             at.shake()
-            faults += _of_passes(at, mend_causality)
+            faults += _of_passes(at, mend_causality) or changed
     return Examination(tuple(faults), notes, first)
-
-
-def answers_of(model: nn.Module) -> Tensor:
-    """The logits of a few tokens in eval mode."""
-    model.eval()
-    with _undisturbed(), torch.no_grad():
-        _seed(0)
-        return logits_of(model, torch.arange(TOKENS_SHORT)[None]).float()
-
-
-class Passes:
-    """A model, and passes of it with random tokens that are the same each time."""
-
-    def __init__(self, model: nn.Module, vocabulary: int, length: int) -> None:
-        self.model, self.vocabulary, self.length, self.trained = model, vocabulary, length, _trained(model)
-        self._special = {v for k, v in _config(model).items() if k.endswith("_token_id") and isinstance(v, int)}
-
-    def tokens(self, seed: int, rows: int, length: int) -> Tensor:
-        """int64 [rows, length], without the special tokens of the configuration where there are others."""
-        drawn = torch.randint(self.vocabulary, (rows, length), generator=torch.Generator().manual_seed(seed))
-        plain = next((i for i in range(self.vocabulary) if i not in self._special), 0)
-        for special in self._special:
-            drawn[drawn == special] = plain
-        return drawn
-
-    def logits(self, tokens: Tensor, *, train: bool = False, seed: int = 0) -> Tensor:
-        """Logits of a pass without gradients, fp32 [rows, length, vocabulary]; the random state is `seed`'s."""
-        self.model.train(train)
-        _seed(seed)
-        with torch.no_grad(), self._told(tokens.shape[1]):
-            return logits_of(self.model, tokens).float()
-
-    def reference(self) -> float:
-        """The loss of a fixed batch, as it will be evaluated."""
-        self.model.eval()
-        _seed(0)
-        with torch.no_grad(), self._told(self.length):
-            return float(loss(self.model, self.tokens(1, ROWS, self.length + 1)))
-
-    def backward(self, seed: int) -> Tensor:
-        """The loss of a training pass; gradients are added to those that are there."""
-        self.model.train()
-        _seed(seed)
-        with self._told(self.length):
-            summed = loss(self.model, self.tokens(seed, ROWS, self.length + 1))
-            if summed.requires_grad:
-                summed.backward()  # type: ignore[no-untyped-call]
-        return summed
-
-    def shake(self) -> None:
-        """Add small random numbers to all parameters, unless the model then gives no finite logits."""
-        before = [parameter.detach().clone() for parameter in self.model.parameters()]
-        draws = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.add_(torch.randn(parameter.shape, generator=draws), alpha=SHAKE)
-            if not bool(self.logits(self.tokens(2, 1, self.length)).isfinite().all()):
-                for parameter, old in zip(self.model.parameters(), before, strict=True):
-                    parameter.copy_(old)
-
-    @contextmanager
-    def _told(self, length: int) -> Iterator[None]:
-        try:
-            yield
-        except LogitsError as error:
-            raise PassError(str(error)) from error
-        except FAILURES as error:
-            what = (str(error).splitlines() or [""])[0]
-            hint = ""
-            if isinstance(error, IndexError) or re.search(r"index \S+ is out of", what):
-                hint = (
-                    "; a position or a token is beyond its tables: raise max_position_embeddings, or lower data.context"
-                )
-            elif isinstance(error, TypeError) and "required" in what:
-                hint = "; a run gives the model token ids [batch, context], and nothing else"
-            raise PassError(f"a pass of {length} tokens fails: {type(error).__name__}: {what}{hint}") from error
 
 
 def _of_answers(at: Passes, first: float) -> Iterator[str]:
@@ -184,11 +90,14 @@ def _further_loss(at: Passes) -> Iterator[str]:
     """A term that the model computes beside its logits, and that the training leaves out."""
     tokens = at.tokens(1, 1, at.length)
     at.model.train()
-    _seed(0)
-    answer = answer_of(at.model, tokens)
+    seed_all(0)
+    with at.told(at.length):
+        answer = answer_of(at.model, tokens)
     parts = dict(answer.items()) if isinstance(answer, Mapping) else {}
     if isinstance(answer, (tuple, list)):
         parts = {f"part {number} of its answer": part for number, part in enumerate(answer) if number}
+        if not hasattr(answer, "logits"):
+            yield from _other_logits(at, answer[0], parts)
     for name, part in parts.items():
         if isinstance(part, Tensor) and part.requires_grad and part.numel() == 1:
             yield (
@@ -196,6 +105,18 @@ def _further_loss(at: Passes) -> Iterator[str]:
                 "alone: leave that term out"
             )
     yield from _own_loss(at)
+
+
+def _other_logits(at: Passes, first: object, parts: Mapping[str, object]) -> Iterator[str]:
+    """A tuple begins with its logits, and hidden states may be as wide: a part that fits the vocabulary no worse."""
+    for name, part in parts.items():
+        if isinstance(first, Tensor) and isinstance(part, Tensor) and part.shape[:-1] == first.shape[:-1]:
+            wide, other = first.shape[-1], part.shape[-1]
+            if at.vocabulary <= other and abs(other - at.vocabulary) <= abs(wide - at.vocabulary):
+                yield (
+                    f"its answer begins with numbers of shape {list(first.shape)}, which would be trained as logits, and "
+                    f"{name} has the shape {list(part.shape)}: answer with the logits alone, or a dict that names them `logits`"
+                )
 
 
 def _own_loss(at: Passes) -> Iterator[str]:
@@ -219,14 +140,22 @@ def _own_loss(at: Passes) -> Iterator[str]:
         )
 
 
-def _of_context(at: Passes, context: int) -> Iterator[str]:
-    """A pass of a whole sample, as far as it fits: positions may end earlier."""
-    length = min(context, max(NUMBERS_MAX // at.vocabulary, at.length))
-    if length > at.length:
-        try:
-            at.logits(at.tokens(3, 1, length))
-        except PassError as error:
-            yield str(error)
+def _whole(at: Passes) -> Tensor | PassError:
+    """The logits of a whole sample, or of as much of it as one pass takes; or how this pass fails."""
+    try:
+        return at.logits(at.tokens(3, 1, at.whole))
+    except PassError as error:
+        return error
+
+
+def _of_lengths(at: Passes, whole: Tensor | PassError) -> Iterator[str]:
+    """An answer to a whole sample that a short one changes. `whole`: of the model's first pass, and one short pass followed."""
+    if not isinstance(whole, PassError) and at.whole > at.length and apart(whole, at.logits(at.tokens(3, 1, at.whole))):
+        yield (
+            f"a sample of {at.whole} tokens gets other logits after a pass of {at.length}: the model keeps something that "
+            "depends on the lengths before (such as a block-sparse attention that a short text turns off for good); each "
+            "answer has to come from parameters and sample alone"
+        )
 
 
 def _of_training(at: Passes, *, own_code: bool) -> Iterator[str]:
@@ -238,7 +167,7 @@ def _of_training(at: Passes, *, own_code: bool) -> Iterator[str]:
         return
     for seed in (5, 6):
         at.backward(seed)
-    if other := sorted(at.trained ^ _trained(at.model)):
+    if other := sorted(at.trained ^ trained_names(at.model)):
         yield f"a pass freezes or thaws {_some(other)}: set requires_grad where the model is made, and leave it"
     gradients = {name: p.grad for name, p in at.model.named_parameters() if p.grad is not None}
     if sparse := [name for name, gradient in gradients.items() if gradient.layout != torch.strided]:
@@ -265,10 +194,6 @@ def _dead(model: nn.Module) -> list[str]:
         f"{len(dead)} of {len(named)} parameters get no gradient and are never trained ({_some(dead)}): use them, remove "
         "them, or set requires_grad=False"
     ]
-
-
-def _trained(model: nn.Module) -> set[str]:
-    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -307,27 +232,40 @@ def _of_passes(at: Passes, mend_causality: str) -> list[str]:
     tokens = at.tokens(10, 2, at.length)
     before = at.logits(tokens)
     again = [at.logits(tokens, seed=seed) for seed in (1, 2)]
-    if any(_apart(before, other) for other in again):
+    if any(apart(before, other) for other in again):
         return ["the same tokens give other logits each time, without training: it draws random numbers in eval mode, or looks "
                 "at a clock or a counter; held-out losses and checks need one answer"]  # fmt: skip
-    with _WithoutDropout():
+    with WithoutDropout():
         one, other = (at.logits(tokens, train=True, seed=3) for _ in range(2))
-        if _apart(one, other):
+        if apart(one, other):
             return ["the same tokens and the same random state give other logits in training: it looks at a clock, a "
                     "counter, or what it kept before; a gradient has to come from state and sample alone"]  # fmt: skip
-        modes = (False,) if not _apart(before, one) else (False, True)
-        faults = [*_causality(at, mend_causality, modes), *_of_batch(at, modes)]
-    if _apart(before, at.logits(tokens)):
+        modes = (False,) if not apart(before, one) else (False, True)
+        faults = [*_own_token(at), *_causality(at, mend_causality, modes), *_of_batch(at, modes)]
+    if apart(before, at.logits(tokens)):
         faults.append(
             "its answers depend on the batches before: it keeps a state outside its parameters, which no vote carries"
         )
     return faults
 
 
+def _own_token(at: Passes) -> Iterator[str]:
+    """A position that does not see its own token. An equal answer is no rounding: the token was left out."""
+    tokens = at.tokens(40, ROWS, at.length)
+    other = tokens.clone()
+    other[:, -1] = at.tokens(41, ROWS, 1)[:, 0]
+    if not torch.equal(tokens, other) and torch.equal(at.logits(tokens)[:, -1], at.logits(other)[:, -1]):
+        yield (
+            "a position does not see its own token: another last token changes none of the last logits, so the model would "
+            "learn the token after the next (the training compares position i with token i + 1); leave out the shift of the "
+            "input, or of the logits, that it makes itself"
+        )
+
+
 def _causality(at: Passes, mend: str, modes: tuple[bool, ...]) -> Iterator[str]:
     """An earlier position that sees a later token, at several places. `modes`: in training, or not."""
     for train in modes:
-        for length in (at.length,) if train else {at.length, min(TOKENS_SHORT, at.length)}:
+        for length in (at.length,) if train else sorted({at.length, min(TOKENS_SHORT, at.length), at.whole}):
             base, other = (at.tokens(seed, 1, length) for seed in (20, 21))
             try:
                 plain = at.logits(base, train=train)
@@ -335,9 +273,9 @@ def _causality(at: Passes, mend: str, modes: tuple[bool, ...]) -> Iterator[str]:
                 if length == at.length:
                     raise
                 continue  # a type that takes whole pieces of a text alone
-            for first in sorted({1, length // 2, length - 1} - {0}):
+            for first in sorted({1, length // 2, length - 1} - {0}) if length <= at.length else (length // 2,):
                 mixed = torch.cat([base[:, :first], other[:, first:]], dim=1)
-                if _apart(plain[:, :first], at.logits(mixed, train=train)[:, :first]):
+                if apart(plain[:, :first], at.logits(mixed, train=train)[:, :first]):
                     yield (
                         f"an earlier position sees a later token: the logits of the first {first} of {length} tokens change "
                         f"with the tokens after them, so the model would learn to copy what it has to predict; {mend}"
@@ -352,7 +290,7 @@ def _of_batch(at: Passes, modes: tuple[bool, ...]) -> Iterator[str]:
     for train in modes:
         alone = torch.cat([at.logits(row[None], train=train) for row in rows])
         answers = [alone, *(at.logits(torch.cat([others, rows]), train=train)[-2:] for others in beside)]
-        if any(_apart(answers[0], other) for other in answers[1:]):
+        if any(apart(answers[0], other) for other in answers[1:]):
             yield (
                 f"a sample's logits depend on the other samples of its batch ({'in training' if train else 'in evaluation'}): "
                 "each peer chooses its own micro-batch, so gradients and losses would differ; take no statistics over the "
@@ -361,39 +299,5 @@ def _of_batch(at: Passes, modes: tuple[bool, ...]) -> Iterator[str]:
             return
 
 
-def _apart(one: Tensor, other: Tensor) -> bool:
-    """Whether two passes differ by more than rounding."""
-    if one.shape != other.shape or bool((one.isfinite() != other.isfinite()).any()):
-        return True
-    scale = float(one.nan_to_num().abs().max()) + 1e-6 if one.numel() else 1.0
-    return bool(((one - other).nan_to_num().abs() > TOLERANCE * scale).any())
-
-
-def _config(model: nn.Module) -> dict[str, Any]:
-    config = getattr(model, "config", None)
-    to_dict: Callable[[], dict[str, Any]] | None = getattr(config, "to_dict", None)
-    return to_dict() if to_dict is not None else {}
-
-
 def _some(names: list[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
-
-
-def _seed(seed: int) -> None:
-    """Of every generator that a forward pass may draw from."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Leave the caller's random states as they are, and show no warnings of libraries."""
-    state, numbers = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numbers)

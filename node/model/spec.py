@@ -198,9 +198,28 @@ def configuration(config: Mapping[str, Any]) -> Any:
         near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING), n=3)
         hint = f"; near it: {', '.join(near)}" if near else ""
         raise ModelError(f"model.config.model_type = {kind!r}: transformers does not know it{hint}")
-    rest = {key: value for key, value in config.items() if key != "model_type"}
     with quiet_libraries(), _refusal_of_transformers(f"model.config: transformers refuses it for {kind!r}"):
+        rest = {key: _with_floats(value) for key, value in config.items() if key != "model_type"}
         return AutoConfig.for_model(kind, **rest)
+
+
+def _with_floats(value: Any) -> Any:
+    """A value of config.json, where transformers writes infinity as a table."""
+    if isinstance(value, Mapping):
+        whole = {key: _with_floats(each) for key, each in value.items()}
+        return float(value["__float__"]) if whole.keys() == {"__float__"} else whole
+    return [_with_floats(each) for each in value] if isinstance(value, list) else value
+
+
+def settings_beside(config: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a configuration, to compare with those of another one, of which no model is built.
+
+    Some types change their own (BART becomes a decoder): either value is right, and that of `others` is taken if it is one.
+    """
+    settings: dict[str, Any] = configuration(config).to_dict()
+    made: Any = build_meta(ModelSpec(config))
+    changed = {key: value for key, value in made.config.to_dict().items() if value == others.get(key)}
+    return {**settings, **changed}
 
 
 @contextmanager

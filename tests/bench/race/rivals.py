@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import nn
 
-from node.export.model_folder import no_progress_bar
+from node.imports import no_progress_bar
 from tests.bench.race import gloo_rivals, hivemind_rivals
 from tests.bench.race.curves import Line
 from tests.bench.race.task import ADAMW_BETAS, CONTEXT, WEIGHTS, Task

@@ -201,6 +201,36 @@ def test_other_splits_are_not_trained_on_unasked(tmp_path: Path) -> None:
     assert read(saved) == (ROW_TEXTS, {"about": 1, "split": 1})
 
 
+def test_splits_of_packed_text_and_by_other_words_are_not_trained_on_either(tmp_path: Path) -> None:
+    """The ending of a packer hid that of the text, and with it the split: train.txt.gz was read with test.txt.gz."""
+    packed = {f"{name}.txt.gz": gzip.compress(name.encode()) for name in ("train", "test", "valid")}
+    assert read(put(tmp_path / "packed", packed)) == (["train"], {"split": 2})
+    folders = {f"{name}/a.txt.zst": zstd(name) for name in ("train", "test")}
+    assert read(put(tmp_path / "folders", folders)) == (["train"], {"split": 1})
+    words = ["heldout.txt", "held-out.txt", "my_hold_out.txt", "TestSet.txt", "devset.txt"]
+    other = put(tmp_path / "other", {"train.txt": "train", **dict.fromkeys(words, "no")})
+    assert read(other) == (["train"], {"split": len(words)})
+    beside = put(tmp_path / "beside", {"train.jsonl": ROWS, "README.md.gz": gzip.compress(b"# Card")})
+    assert read(beside) == (ROW_TEXTS, {"about": 1})
+
+
+def test_text_that_is_there_twice_is_told(tmp_path: Path) -> None:
+    """It counts twice, and the end that is held out may be one of the two."""
+    text = "a line of a text\n" * 40
+    root = put(tmp_path / "a", {"a.txt": text, "a.txt.gz": gzip.compress(text.encode()), "b.txt": text.upper()})
+    told = "1 documents (33% of the text) were there before, such as packed and unpacked: they count again"
+    tally = Tally()
+    assert len(list(documents(Source(str(root)), tally))) == 3
+    [note] = tally.reading().notes
+    assert note.startswith(told)
+    (root / "a.txt.gz").unlink()
+    for name, number in (("c", 150), ("d", 150)):  # rows that are short may be equal
+        put(root, {f"{name}.jsonl": "".join(json.dumps({"text": f"yes {row}"}) + "\n" for row in range(number))})
+    tally = Tally()
+    list(documents(Source(str(root)), tally))
+    assert tally.reading().notes == ()
+
+
 def bad(reason: LeftOutReason, line: str | bytes, words: str) -> tuple[LeftOutReason, bytes, str]:
     return reason, line if isinstance(line, bytes) else line.encode(), words
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from node.data.build import build
 from node.data.corpus import Corpus, open_corpus
@@ -14,7 +14,7 @@ from node.data.shards import ShardedSamples, parse, sha256_of
 from node.data.sources import Source
 from node.data.tally import LeftOutError
 from node.data.tokenizer import HuggingFaceTokenizer, load_tokenizer, narrowed, sha256_of_tokenizer
-from protos.errors import TokenizerError
+from protos.errors import DataError, TokenizerError
 
 CONTROL = ["<s>", "<|end|>", "[PAD]"]
 TRAP = "before <s> and <|end|> and [PAD] <S> after"
@@ -234,3 +234,51 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_named(tmp_path: Path) -> Non
     made = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
     with pytest.raises(TokenizerError, match=r"cannot encode 'other': WordLevel error: .*; use a tokenizer that knows"):
         load_tokenizer(saved(made, tmp_path)).encode("other")
+
+
+def test_ids_that_a_writer_cut_off_are_refused(tmp_path: Path) -> None:
+    """As `arr[:] = ids` does in a memmap of uint16: 70,000 became 4,464, which is a token, too."""
+    name = saved(byte_level(70_000), tmp_path)
+    text = "a line with a marker <|tool|> and more\n" * 200
+    ids = load_tokenizer(name).encode(text)
+    np.save(tmp_path / "t.npy", ids.astype(np.uint16))
+    with pytest.raises(DataError, match=r"are uint16, which has no room for .* ids .* up to 70000: .* uint32"):
+        open_corpus(tmp_path / "t.npy", tmp_path, tokenizer=name)
+    np.save(tmp_path / "t.npy", ids.astype(np.uint32))
+    found = open_corpus(tmp_path / "t.npy", tmp_path, tokenizer=name)
+    assert (found.tokenizer.decode(found.tokens[:].tolist()), found.reading.notes) == (text, ())
+
+
+def test_control_tokens_beyond_a_type_are_in_no_text(tmp_path: Path) -> None:
+    (tmp_path / "control").mkdir()
+    made = byte_level(255)
+    made.add_special_tokens([AddedToken(f"<|{number}|>", special=True) for number in range(0x10000)])
+    name = saved(made, tmp_path / "control")
+    assert load_tokenizer(name).vocabulary > 1 << 16
+    np.save(tmp_path / "t.npy", load_tokenizer(name).encode("a line\n" * 90).astype(np.uint16))
+    assert open_corpus(tmp_path / "t.npy", tmp_path, tokenizer=name).reading.notes == ()
+
+
+def trained(text: str, folder: Path) -> str:
+    made = byte_level(255)
+    made.train_from_iterator(
+        [text],
+        trainers.BpeTrainer(vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+    )
+    folder.mkdir()
+    return saved(made, folder)
+
+
+def test_tokens_of_another_tokenizer_are_told(tmp_path: Path) -> None:
+    """Its ids are within the vocabulary, and the export would have a tokenizer that none of them came from."""
+    text = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
+    one, other = (trained(it, tmp_path / name) for it, name in ((text, "one"), (text.upper(), "other")))
+    np.save(tmp_path / "t.npy", load_tokenizer(one).encode(text).astype(np.uint16))
+    letters = {sign: at for at, sign in enumerate(sorted(set(text)))}  # as nanoGPT's Shakespeare by letters
+    np.save(tmp_path / "letters.npy", np.array([letters[sign] for sign in text], dtype=np.uint16))
+    for file, tokenizer, told in (("t", one, 0), ("t", other, 1), ("letters", "bytes", 1), ("letters", one, 1)):
+        notes = open_corpus(tmp_path / f"{file}.npy", tmp_path, tokenizer=tokenizer).reading.notes
+        assert len(notes) == told, (file, tokenizer, notes)
+        assert all("these may be another tokenizer's tokens" in note for note in notes)
+    np.save(tmp_path / "plain.npy", np.frombuffer(text.encode(), dtype=np.uint8))
+    assert open_corpus(tmp_path / "plain.npy", tmp_path).reading.notes == ()

@@ -152,6 +152,42 @@ class Answering(Sound):
         return logits
 
 
+class Shifting(Sound):
+    """Shifts by itself, as decoders do that get their targets; or answers for the token before."""
+
+    def forward(self, ids: Tensor) -> object:
+        if self.kind == "input":
+            return super().forward(nn.functional.pad(ids[:, :-1], (1, 0)))
+        logits = super().forward(ids)
+        assert isinstance(logits, Tensor)
+        return nn.functional.pad(logits[:, :-1], (0, 0, 1, 0))
+
+
+class Twofold(Sound):
+    """Answers with hidden states and logits in a tuple, of 256 numbers each with a table that is tied."""
+
+    def prepare(self) -> None:
+        self.wide = nn.Linear(WIDTH, 512 if self.kind == "logits first" else 256)
+
+    def forward(self, ids: Tensor) -> object:
+        hidden = self.wide(self.mixed(self.table(ids)))
+        logits = self.head(self.mid(hidden[..., :WIDTH]).relu()) + hidden[..., :256]
+        return (logits, hidden) if self.kind == "logits first" else (hidden, logits)
+
+
+class Blockwise(Sound):
+    """Texts of more than 40 tokens are seen in blocks, up to the first short one (`kind` "until short"), or always."""
+
+    def prepare(self) -> None:
+        self.short_seen = False
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        self.short_seen |= self.kind == "until short" and seen.shape[1] <= 40
+        if self.short_seen or seen.shape[1] <= 40:
+            return super().mixed(seen)
+        return super().mixed(seen) + seen.roll(-2, 1)
+
+
 class Experts(Sound):
     """Eight experts, of which each token takes one; most get no gradient from a few tokens."""
 
@@ -184,7 +220,11 @@ class Kept(Sound):
 
 
 KINDS = {
-    kind.__name__: kind for kind in (Sound, LookingAhead, Remembering, Drawing, Capacity, Cut, Answering, Experts, Kept)
+    kind.__name__: kind
+    for kind in (
+        *(Sound, LookingAhead, Remembering, Drawing, Capacity, Cut, Answering, Experts, Kept),
+        *(Shifting, Twofold, Blockwise),
+    )
 }
 
 

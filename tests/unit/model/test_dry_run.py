@@ -69,6 +69,15 @@ def code(name: str, kind: str = "", **more: Any) -> ModelSpec:
         ("Answering", "mask", "fails: AssertionError: needs a mask"),
         ("Answering", "tuple", "a loss of its own .part 1 of its answer."),
         ("Answering", "dict", "a loss of its own .aux_loss."),
+        ("Shifting", "input", "a position does not see its own token.*the token after the next.*leave out the shift"),
+        ("Shifting", "logits", "a position does not see its own token"),
+        (
+            "Twofold",
+            "",
+            r"begins with numbers of shape \[1, 32, 256\].*part 1 .* has the shape.*names them `logits`",
+        ),
+        ("Blockwise", "until short", "a sample of 64 tokens gets other logits after a pass of 32"),
+        ("Blockwise", "always", "the logits of the first 32 of 64 tokens change with the tokens after them"),
         ("Answering", "short", "IndexError: index out of range.*lower data.context"),
     ],
 )
@@ -78,7 +87,11 @@ def test_a_factory_with_a_fault_is_refused_by_name(name: str, kind: str, says: s
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("Sound", ""), ("Drawing", "dropout"), ("Cut", ""), ("Answering", "none"), ("Experts", "")]
+    ("name", "kind"),
+    [
+        *(("Sound", ""), ("Drawing", "dropout"), ("Cut", ""), ("Answering", "none"), ("Experts", "")),
+        ("Twofold", "logits first"),
+    ],
 )
 def test_a_sound_factory_passes(name: str, kind: str) -> None:
     state, numbers = torch.random.get_rng_state(), random.getstate()
@@ -123,6 +136,7 @@ def test_a_large_model_is_run_as_a_small_copy() -> None:
     done = dry_run(ModelSpec({**config, "num_key_value_heads": 8, "vocab_size": 50000}), 50000, 1024)
     assert done.untried == ""
     assert (done.spec.config["num_hidden_layers"], done.spec.config["hidden_size"]) == (2, 128)
+    assert dry_run(ModelSpec({"model_type": "phi3"}), 256, 32).notes == (), "its padding, 32000, is 0 in the copy alone"
 
 
 def test_a_sample_that_is_longer_than_the_positions_is_refused() -> None:
@@ -179,6 +193,14 @@ def test_all_keys_are_named_at_once_and_defaults_ask_for_nothing() -> None:
         ).untried
         == ""
     )
+
+
+def test_sparse_attention_that_only_long_samples_have_is_refused() -> None:
+    """BigBird's blocks see later tokens, and the first text that is short turns them off for good."""
+    config = {**SMALL, "model_type": "big_bird", "is_decoder": True, "block_size": 8, "num_random_blocks": 1}
+    with pytest.raises(ModelError, match="a sample of 128 tokens gets other logits after a pass of 32"):
+        dry_run(ModelSpec(config), 256, 128)
+    assert dry_run(ModelSpec({**config, "attention_type": "original_full"}), 256, 128).untried == ""
 
 
 def test_the_small_llama_is_sound_and_its_loss_is_the_same_twice() -> None:

@@ -12,14 +12,16 @@ import pytest
 import structlog
 import torch
 from structlog.testing import capture_logs
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from coordinator.commands.checking import findings_of
 from node.app import join
 from node.commands.model_layout import layout_of
 from node.config import PeerSettings
-from node.data.tokenizer import ByteTokenizer
+from node.data.tokenizer import ByteTokenizer, load_tokenizer
 from node.export.card import card_text, facts_of, files_of
-from node.export.model_folder import ExportError, check_folder, export, first_look, other_loss, sample_text, versions
+from node.export.first_look import first_look, other_loss, tried, versions
+from node.export.model_folder import ExportError, check_folder, export, sample_text, writer
 from node.model.spec import ModelError, ModelSpec, build
 from node.training.exports import check_series
 from protos.errors import OperatorError
@@ -27,6 +29,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig, config_from_json
 from protos.run_sections import ModelConfig, ReferenceLoss
+from tests.unit.model.test_dry_run import SMALL
 from tests.unit.model.test_spec import TINY
 
 TEXT = "def café():\n    return '日本 🐍'\t\0"
@@ -53,7 +56,6 @@ def test_hugging_face_loads_the_same_model(tmp_path: Path) -> None:
 
 def test_special_ids_are_the_tokenizer_s_and_the_live_model_keeps_its_own(tmp_path: Path) -> None:
     """A Llama's own are 1 and 2, which are plain bytes here."""
-    from tokenizers import Tokenizer, models
     from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
 
     class Own(ByteTokenizer):
@@ -69,6 +71,30 @@ def test_special_ids_are_the_tokenizer_s_and_the_live_model_keeps_its_own(tmp_pa
         for config in (AutoConfig.from_pretrained(path), GenerationConfig.from_pretrained(path)):
             assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == expected
         assert (model.config.bos_token_id, model.config.eos_token_id) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**SMALL, "model_type": "roberta", "is_decoder": True},
+        {**SMALL, "model_type": "cwm", "num_key_value_heads": 2},
+        {"model_type": "xlm", "vocab_size": 256, "emb_dim": 32, "n_layers": 1, "n_heads": 2, "causal": True},
+    ],
+    ids=lambda config: str(config["model_type"]),
+)
+def test_a_type_whose_special_ids_are_not_the_tokenizer_s_is_the_same_model_again(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    """RoBERTa and XLM compute with the id of padding: without one no pass worked. A CWM has to have a beginning."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    model = build(ModelSpec(config), 3)
+    path = export(model, ByteTokenizer(), tmp_path / "m", CARD)
+    ids = torch.arange(1, 30)[None]
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(path)(ids).logits, model.eval()(ids).logits)
+    left = GenerationConfig.from_pretrained(path)
+    assert (left.bos_token_id, left.eos_token_id, left.pad_token_id) == (None, None, None)
+    assert tried(ModelSpec(config), ByteTokenizer(), 32)["untried"] == ""
 
 
 def test_a_card_names_no_folder_of_a_machine_and_the_licence() -> None:
@@ -259,6 +285,20 @@ def test_sample_is_decided_by_its_seed_and_may_be_longer_than_the_context() -> N
     assert model.training
     assert torch.equal(before, torch.random.get_rng_state())
     assert sample_text(model, ByteTokenizer(), "", 1, seed=1).startswith("\n")
+
+
+def test_a_sample_sees_no_more_than_the_training_did(tmp_path: Path) -> None:
+    """A module's table of positions ended before the sample did, and the held-out loss beside it was never told."""
+    spec = ModelSpec(factory="tests.unit.model.faulty:make", kwargs={"name": "Answering", "kind": "short"})
+    config = RunConfig.model_validate({"data": {"context": 24}, "evaluation": {"every": 25, "sample_tokens": 60}})
+    write = writer(config, ByteTokenizer())
+    assert len(write(build(spec, 1)).encode()) >= 60
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    beginning = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    assert not len(beginning.encode("\n"))
+    assert len(writer(config, beginning)(build(spec, 1)).split()) == 61
 
 
 class Rotary(torch.nn.Module):

@@ -13,11 +13,13 @@ from typer.testing import CliRunner
 from coordinator.commands.created import model_start
 from node.__main__ import app
 from node.archive import files
+from node.archive.confirmed import first_difference, model_of, settings_difference
 from node.assemble import PIECES, folder_of
 from node.commands.start_from import INDEX, WEIGHTS, check_alike, check_out, load_weights, start_from, write_out
 from node.config import PeerSettings
 from node.data.tokenizer import ByteTokenizer
-from node.model.spec import ModelSpec
+from node.export.model_folder import export
+from node.model.spec import ModelError, ModelSpec, build
 from node.snapshot.pieces import check_start, load
 from node.snapshot.store import SnapshotStore
 from node.training.replica import BASE_PREFIX, Replica
@@ -85,6 +87,109 @@ def test_a_model_in_several_files_and_in_half_precision(tmp_path: Path, model: P
         start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
     save_file(found, model / WEIGHTS)  # a new model over an old one in several files: transformers takes this file, too
     assert start_from(CONFIG, model, PeerSettings(home=tmp_path / "other")).parameters > 0
+
+
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+ELSEWHERE = [
+    {"model_type": "mixtral", **SMALL, "num_key_value_heads": 2, "num_local_experts": 4},
+    {"model_type": "gpt_neox", **SMALL},
+    {"model_type": "xlm-roberta", **SMALL, "is_decoder": True},
+    {
+        "model_type": "mamba2",
+        "vocab_size": 256,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_heads": 8,
+        "head_dim": 8,
+    },
+    {"model_type": "bart", "vocab_size": 256, "d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2},
+    {"model_type": "deepseek_v3", **SMALL, "num_key_value_heads": 2, "n_routed_experts": 8, "first_k_dense_replace": 1},
+]
+"""Types whose files have other names, shapes or settings than the model: experts one by one, an earlier name of a head, a tied
+table under its second name, infinity in config.json, a decoder's own settings, a buffer that is saved."""
+
+
+@pytest.mark.parametrize("config", ELSEWHERE, ids=lambda config: str(config["model_type"]))
+def test_an_export_of_each_kind_of_type_begins_a_run_and_is_confirmed(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    made = build(ModelSpec(config), 3)
+    folder = export(made, ByteTokenizer(), tmp_path / "model", {})
+    run = RunConfig(model=ModelConfig(config=config))
+    fresh = build(ModelSpec(config), 4)
+    check_alike(ModelSpec(config), "bytes", folder)
+    load_weights(fresh, folder)
+    for name, parameter in made.named_parameters():
+        assert torch.equal(dict(fresh.named_parameters())[name], parameter), name
+    state = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+    assert first_difference(state, folder, model_of(run, folder, state)) is None
+    assert settings_difference(run.model, folder) is None
+    assert first_difference({**state, "more": torch.ones(2)}, folder, model_of(run, folder, state)) == "lacks more"
+    name = sorted(state)[-1]
+    state[name].view(-1)[0] += 1
+    assert "differs from the replayed weights" in str(first_difference(state, folder, model_of(run, folder, state)))
+    wide = RunConfig(model=ModelConfig(config={key: value for key, value in config.items() if key != "vocab_size"}))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 1 << 40}))
+    assert model_of(wide, folder, state) is None, "a stranger's folder takes no memory"
+    save_file({**weights(folder), "extra": torch.zeros(1)}, folder / WEIGHTS)
+    with pytest.raises(ModelError, match=r"holds '.*', which run\.toml's model does not have"):
+        load_weights(fresh, folder)
+
+
+def test_weights_of_a_bare_model_begin_a_run(tmp_path: Path) -> None:
+    """As those of GPT-2 on the hub: without the prefix of the model with a head, and with the masks of an earlier version."""
+    config = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    made, fresh = (build(ModelSpec(config), seed) for seed in (3, 4))
+    bare = {name.removeprefix("transformer."): tensor.detach() for name, tensor in made.named_parameters()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+    save_file(bare, tmp_path / WEIGHTS)
+    load_weights(fresh, tmp_path)
+    for name, parameter in made.named_parameters():
+        assert torch.equal(dict(fresh.named_parameters())[name], parameter), name
+    for wrong in ({"h.1.ln_1.weight": torch.ones(32)}, {"wte.weight": torch.ones(256, 16)}):
+        save_file({**bare, **wrong}, tmp_path / WEIGHTS)
+        with pytest.raises(ModelError, match=r"holds '.*', which run\.toml's model does not have"):
+            load_weights(fresh, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "key", "here", "there"),
+    [
+        ("roberta", {"is_decoder": True, "pad_token_id": 1}, "pad_token_id", 1, 5),
+        (
+            "phi3",
+            {
+                "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+                "pad_token_id": 0,
+            },
+            "max_position_embeddings",
+            256,
+            512,
+        ),
+    ],
+)
+def test_settings_from_which_positions_are_computed_are_compared(
+    tmp_path: Path, kind: str, more: dict[str, object], key: str, here: int, there: int
+) -> None:
+    """Most types have the same answers with another number of positions, or another id for padding; these have not."""
+    own = {"model_type": kind, **SMALL, **more, key: here, "original_max_position_embeddings": 64}
+    if kind != "phi3":
+        del own["original_max_position_embeddings"]
+    one, other = (build(ModelSpec({**own, key: value}), 3).eval() for value in (here, there))
+    other.load_state_dict(one.state_dict())
+    ids = torch.arange(1, 40)[None]
+    assert not torch.allclose(one(ids).logits, other(ids).logits, atol=1e-4)
+    (tmp_path / "config.json").write_text(json.dumps({**one.config.to_dict(), key: there}))
+    with pytest.raises(ModelError, match=f"{key} = {here} here, and {there} there"):
+        check_alike(ModelSpec(own), "bytes", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(one.config.to_dict()))
+    check_alike(ModelSpec(own), "bytes", tmp_path)
 
 
 def test_a_model_that_was_saved_compiled(tmp_path: Path, model: Path) -> None:
