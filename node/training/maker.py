@@ -145,6 +145,7 @@ class BuiltIn:
         free_cache(self.device)
 
 
+NOT_FINITE = "the gradient contains NaN or infinity (the learning rate may be too high)"
 LOOK_SECONDS = 0.05
 THOROUGH_TIMES = 4
 """So often the values of all parameters are compared, which costs a pass over them."""
