@@ -107,8 +107,9 @@ def compare_elsewhere(spec: ModelSpec, seed: int, here: dict[str, list[float]], 
 @contextmanager
 def _started(environment: dict[str, str], given: str) -> Iterator[subprocess.Popen[str]]:
     """A process that builds; it ends with the block."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(python_command("-c", _CHILD), **pipes, text=True, env=environment) as child:
+    pipe = subprocess.PIPE
+    command = python_command("-c", _CHILD)
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
         try:
             assert child.stdin is not None
             child.stdin.write(given)
