@@ -51,9 +51,9 @@ def _sums(tensor: Tensor) -> list[float]:
     dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     flat = (torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense).reshape(-1)
     mixed = square = 0.0
-    for number, part in enumerate(flat.split(PART)):
-        values = part.double().nan_to_num(0.0, 1.0, -1.0)
-        places = torch.arange(len(values), dtype=torch.float64).add_(number * PART)
+    for first in range(0, len(flat), PART):
+        values = flat[first : first + PART].double().nan_to_num(0.0, 1.0, -1.0)
+        places = torch.arange(len(values), dtype=torch.float64).add_(first)
         mixed += float(values @ places.cos_())
         square += float(values @ values)
     return [mixed, square**0.5]
