@@ -63,7 +63,13 @@ def evaluate(
         None if python is None else str(python),
         _options(tasks, limit, fewshot, device, batch_size, include_path),
     )
-    write_bytes(folder / RESULTS, (json.dumps(results, indent=2) + "\n").encode())
+    try:
+        write_bytes(folder / RESULTS, (json.dumps(results, indent=2) + "\n").encode())
+    finally:  # a full disk is told after what took hours
+        _show(results, as_json)
+
+
+def _show(results: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(results)
         return
@@ -107,7 +113,12 @@ def evaluated(folder: Path, python: str | None, options: list[str]) -> dict[str,
         written = sorted(out.rglob("results_*.json"))
         if done.returncode or not written:
             raise EvaluationError(f"lm-eval ended with exit code {done.returncode} and no results; it says why above")
-        return _facts(folder) | _figures(json.loads(written[-1].read_bytes()))
+        try:
+            return _facts(folder) | _figures(json.loads(written[-1].read_bytes()))
+        except ValueError as error:  # a full disk cuts it off, and lm-eval goes on
+            raise EvaluationError(
+                f"{written[-1].name} of lm-eval is cut off ({error}); its table stands above"
+            ) from error
 
 
 def _refuse_kernels(file: Path) -> None:

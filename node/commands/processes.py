@@ -33,7 +33,7 @@ from protos.errors import (
 )
 from protos.process import python_command
 
-READY_SECONDS_MAX = 60.0
+READY_SECONDS_MAX = 240.0
 STOP_SECONDS_MAX = 10.0
 LINES_SHOWN = 12
 GUARD = (sys.executable, "-I", "-S", guard.__file__)

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
 from node.model.examine import Examination, examine
+from node.model.other_process import compare_elsewhere, sums_of
 from node.model.passes import FAILURES, PassError
 from node.model.shrunken import copies
 from node.model.spec import (
@@ -348,15 +349,21 @@ def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
         )
     del other
     one = build(spec, SEED)  # those before had a pass, which may change what a model keeps for itself
+    sums = sums_of(one)
     if has_own_loop(one):
-        return DryRun(
-            notes=("model: its peers train it with loops of their own (own_loop), so its answers are not checked",)
-        )
+        unchecked = "model: its peers train it with loops of their own (own_loop), so its answers are not checked"
+        return DryRun(notes=(unchecked, *_elsewhere(spec, sums, where)))
     mend = "mask the attention (is_causal=True), pad convolutions on the left, and take no statistics over positions"
     with _named(where):
         found = examine(one, vocabulary, context, mend_causality=mend, own_code=True)
     _sound(found, where)
-    return DryRun("", found.notes, spec, one, found.loss)
+    return DryRun("", (*found.notes, *_elsewhere(spec, sums, where)), spec, one, found.loss)
+
+
+def _elsewhere(spec: ModelSpec, sums: dict[str, list[float]], where: str) -> tuple[str, ...]:
+    """A note if other processes could not build it. Raises ModelError if their numbers are others."""
+    said = compare_elsewhere(spec, SEED, sums, where)
+    return (said,) if said else ()
 
 
 def _unbuilt(spec: ModelSpec, where: str) -> nn.Module | None:

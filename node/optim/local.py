@@ -118,11 +118,15 @@ class LocalSteps:
 
     @torch.no_grad()
     def borrow(self) -> None:
-        """Remember the replicated parameters. Between two rounds a parameter may have got other memory."""
+        """Remember the replicated parameters."""
         assert self._start is None, "they are borrowed already"
+        self._find()
+        self._start = [own.clone() for own in self._own]
+
+    def _find(self) -> None:
+        """A parameter may have got other memory since: `p.data = ...`, an average that is lent to it, a cast there and back."""
         for own, parameter in zip(self._own, self.parameters, strict=True):
             own.data = local_part(parameter).detach()
-        self._start = [own.clone() for own in self._own]
 
     @torch.no_grad()
     def step(self, lr_factor: float = 1.0) -> None:
@@ -131,6 +135,7 @@ class LocalSteps:
         Raises `NonFiniteGradient` before anything but `.grad` is changed.
         """
         assert self._start is not None, "borrow first"
+        self._find()
         for own, parameter in zip(self._own, self.parameters, strict=True):
             own.grad = None if parameter.grad is None else local_part(parameter.grad)
         norm = self._norm()
@@ -157,12 +162,18 @@ class LocalSteps:
         return float(norm)
 
     @torch.no_grad()
-    def give_back(self) -> None:
-        """The replicated parameters again; `.grad` is how far the local steps went from them, downhill positive."""
+    def give_back(self, *, gradient: bool = True) -> None:
+        """The replicated parameters again; `.grad` is how far the local steps went from them, downhill positive.
+
+        Without `gradient`, of a round that ends without votes: a parameter that has another shape now stays as it is.
+        """
         assert self._start is not None, "nothing is borrowed"
+        self._find()
         for parameter, own, start in zip(self.parameters, self._own, self._start, strict=True):
-            parameter.grad = _like(start - own, parameter)
-            own.copy_(start)
+            if gradient:
+                parameter.grad = _like(start - own, parameter)
+            if own.shape == start.shape:
+                own.copy_(start)
         self._start = None
 
     def state_dict(self) -> dict[str, Any]:

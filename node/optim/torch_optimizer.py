@@ -274,7 +274,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             self.abstentions += 1
         self._local_done = (self._local_done + 1) % local.config.steps
         if not self._local_done and local.borrowed:
-            local.give_back()
+            local.give_back(gradient=self._fault is None)
         return not self._local_done
 
     def _part(self, skipped: bool) -> Part:
@@ -371,7 +371,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     def follow_step(self) -> None:
         """Make one step of the others without votes of this rank; an open round of local steps is given up."""
         if self._local is not None and self._local.borrowed:
-            self._local.give_back()
+            self._local.give_back(gradient=False)
             self._local_done = 0
         self._finish(None)
 

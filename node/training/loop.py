@@ -35,7 +35,7 @@ from node.swarm.membership import JoinFacts
 from node.training.fork_start import Start
 from node.training.held_out import Evaluator
 from node.training.keeper import Keeper, StepRecorder
-from node.training.maker import NoVotes, PendingGradient, check_loss
+from node.training.maker import NOT_FINITE, NoVotes, PendingGradient, check_loss
 from node.training.progress import Activity, DigestReporter, EffectiveSettings, LastStep, apply_end, move
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
@@ -52,7 +52,6 @@ from protos.run_config import RunConfig
 from protos.v1 import update_pb2
 
 EVENT_SECONDS_MAX = 0.5
-NOT_FINITE = "the gradient contains NaN or infinity (the learning rate may be too high)"
 
 
 @dataclass
@@ -140,9 +139,8 @@ class Trainer:
             self.throttle.refresh()
             self._sync_pause()
             self.handle(event)
-            if self.last.is_over(self.replica.step, awaits=self.evaluator is not None):
-                break
-            if self.wishes.ends(awaits_entry=self.announced_step > self.replica.step):
+            over = self.last.is_over(self.replica.step, awaits=self.evaluator is not None)
+            if over or self.wishes.ends(awaits_entry=self.announced_step > self.replica.step):
                 break
             unwanted = self.activity is Activity.PAUSED or self.wishes.ending is not None
             if self.opened is not None and self.opened.tick.step == self.replica.step + 1 and not unwanted:
@@ -199,10 +197,8 @@ class Trainer:
         self.log.info("paused" if paused else "goes on", step=self.replica.step, why=self.wishes.words())
 
     def _contribute(self, opened: Opened) -> None:
-        """Compute the gradient, then the votes, and publish them; abstain if the step is decided first.
-
-        With overlap the gradient is that of the step before, at the look-ahead parameters, on the samples of that step.
-        """
+        """Compute the gradient, then the votes, and publish them; abstain if the step is decided first. With overlap the
+        gradient is that of the step before, at the look-ahead parameters, on the samples of that step."""
         tick, replica = opened.tick, self.replica
         if self.samples is None:
             return
@@ -303,9 +299,15 @@ class Trainer:
     def _publish_again(self, step: int) -> None:
         """Publish votes that this peer computed before a restart, for a step that is still open."""
         if self.announced_step != step and (data := self.replica.open_payload()) is not None:
+            announcement = update_pb2.Announcement.FromString(self.replica.announcement)
+            try:
+                check_loss(announcement.loss)
+            except NonFiniteGradient as error:  # an earlier version published them, and no coordinator takes them
+                self._abstain(step, error)
+                return
             self.announced_step = step
             self.log.info("publishing the open votes again", step=step)
-            self.swarm.publish(data, update_pb2.Announcement.FromString(self.replica.announcement))
+            self.swarm.publish(data, announcement)
 
     def _apply(self, event: Committed) -> None:
         entry, replica = event.signed.entry, self.replica

@@ -25,6 +25,7 @@ from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gra
 from node.model.gradients import loss as next_token_loss
 from node.model.spec import check_built_in
 from node.optim.step import NonFiniteGradient
+from node.training.own_loss import THOROUGH_TIMES, OwnLoss, Unmoved
 from protos.assignment import Range
 from protos.errors import OperatorError
 from protos.limits import LOSS_NATS_MAX
@@ -145,9 +146,8 @@ class BuiltIn:
         free_cache(self.device)
 
 
+NOT_FINITE = "the gradient contains NaN or infinity (the learning rate may be too high)"
 LOOK_SECONDS = 0.05
-THOROUGH_TIMES = 4
-"""So often the values of all parameters are compared, which costs a pass over them."""
 
 
 @dataclass(eq=False)
@@ -206,72 +206,6 @@ class Unread(Samples):
         )
 
 
-class Unmoved:
-    """Tells whether somebody moved a model's parameters since. `thoroughly`: also behind autograd's back, by `.data`."""
-
-    def __init__(self, model: nn.Module, *, thoroughly: bool) -> None:
-        self._model, self._norms = model, None
-        self._were = {name: (p._version, p.data_ptr()) for name, p in model.named_parameters()}
-        if thoroughly:
-            self._norms = self._of_all()
-
-    def _of_all(self) -> list[float]:
-        with torch.no_grad():
-            found = torch._foreach_norm([p.detach() for p in self._model.parameters()])
-        return [float(norm) for norm in found]
-
-    def moved(self) -> str:
-        """The name of the first parameter that was moved, or that is another one; empty if none was."""
-        found = {name: (p._version, p.data_ptr()) for name, p in self._model.named_parameters()}
-        if changed := next((name for name in self._were | found if found.get(name) != self._were.get(name)), ""):
-            return changed
-        if self._norms is None:
-            return ""
-        pairs = zip(self._were, self._norms, self._of_all(), strict=True)
-        return next((name for name, was, now in pairs if was != now and not math.isnan(was)), "")
-
-
-class OwnLoss:
-    """A program's loss. Raises OperatorError, with what it did, for one that fails, moves a parameter, or gives no mean to
-    differentiate. The model's modes are afterwards as they were."""
-
-    def __init__(self, loss: Loss) -> None:
-        self._loss, self._calls = loss, 0
-
-    def __call__(self, model: nn.Module, samples: Tensor) -> Tensor:
-        self._calls += 1
-        before = Unmoved(model, thoroughly=self._calls <= THOROUGH_TIMES)
-        modes = [(module, module.training) for module in model.modules()]
-        trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-        try:
-            found = self._loss(model, samples)
-        except Exception as error:
-            if isinstance(error, RuntimeError) and no_room(error):
-                raise
-            raise OperatorError(
-                f"the loss that the program gave to join failed: {type(error).__name__}: {error}"
-            ) from error
-        finally:
-            for module, mode in modes:
-                module.training = mode
-            for parameter, wanted in trained:
-                parameter.requires_grad_(wanted)
-        if moved := before.moved():
-            raise OperatorError(
-                f"the loss that the program gave to join changed the parameter {moved!r}: this peer's state is no longer the "
-                "swarm's. A loss computes a value alone; the swarm moves the parameters"
-            )
-        if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
-            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise OperatorError(
-                f"the loss that the program gave to join returned {what}; expected the mean in nats a token over the samples, "
-                "a scalar tensor"
-            )
-        if torch.is_grad_enabled() and not found.requires_grad:
-            raise OperatorError("the loss that the program gave to join has no gradient: return it without detach()")
-        return found.reshape(())
-
-
 class Handover:
     """Both ends: the training calls `begin` and `mean_gradient`, the program's thread the rest. `model`: the program's.
 
@@ -291,6 +225,7 @@ class Handover:
         self._result: GradResult | Exception | None = None
         self._before: Unmoved | None = None
         self._rounds = 0
+        self._ahead = False  # the share that `contribute` waited for is taken, and its round has not begun
         self._ended = False
 
     # ---- the training's end ------------------------------------------------------------------------------------------
@@ -347,21 +282,29 @@ class Handover:
 
     def take(self) -> Share | None:
         """The next share, once there is one; None: the training is over. A share that the program still has goes back."""
-        self.give_back(NoVotes("the program's loop went on without a gradient for this step"))
+        if not self._ahead:
+            self.give_back(NoVotes("the program's loop went on without a gradient for this step"))
+            self._receive()
+        self._ahead = False
+        return self._taken
+
+    def _receive(self) -> None:
+        """Wait until the training hands the model over with the next share, or has ended."""
         with self._changed:
-            while self._offered is None:
-                if self._ended:
-                    return None
+            while self._offered is None and not self._ended:
                 self._changed.wait(LOOK_SECONDS)
             self._taken, self._offered = self._offered, None
-            self._rounds += 1
-            self._before = Unmoved(self.model, thoroughly=self._rounds <= THOROUGH_TIMES)
-            return self._taken
+            if self._taken is not None:
+                self._rounds += 1
+                self._before = Unmoved(self.model, thoroughly=self._rounds <= THOROUGH_TIMES)
 
     def contribute(self, loss: Tensor | float, samples: int | None, tokens: int) -> None:
-        """The gradient in `.grad` is this peer's. Raises OperatorError for figures that cannot be."""
+        """The gradient in `.grad` is this peer's. Raises OperatorError for figures that cannot be.
+
+        Returns with the model: the program may read it, or clear gradients that the training would still need.
+        """
         share = self._taken
-        if share is None:
+        if share is None or self._ahead:
             raise OperatorError("there is no share to contribute to: call contribute once in each round of the loop")
         samples = share.samples if samples is None else _whole("samples", samples)
         tokens = _whole("tokens", tokens)
@@ -380,6 +323,8 @@ class Handover:
             raise OperatorError(f"loss is {what}: expected a number, the mean in nats a token") from error
         result = GradResult(mean, tokens, samples)
         self.give_back(result if math.isfinite(mean) else NonFiniteGradient(f"the loss is {mean}"))
+        self._receive()
+        self._ahead = True
 
     def give_back(self, result: GradResult | Exception) -> None:
         """The model belongs to the training again. Raises OperatorError if the program moved the model's parameters."""

@@ -47,8 +47,8 @@ CLOSE_SECONDS_MAX = 60.0
 class Joined:
     """A peer whose gradients this program makes. Iterate over it: each round is a `Share`, and ends with `contribute`.
 
-    The model belongs to the loop from the start of a round to `contribute`, and to the swarm otherwise. The `with` block ends
-    the peer: the momentum is saved, and a later `join` with the same home goes on with it.
+    The model belongs to the swarm in `contribute` and between rounds, and to the loop otherwise. The `with` block ends the
+    peer: the momentum is saved, and a later `join` with the same home goes on with it.
     """
 
     def __init__(
@@ -111,10 +111,12 @@ class Joined:
         """The gradient in `.grad` is this peer's for the step: the mean over `samples` (all of the share by default).
 
         `loss` is their mean loss in nats a token, and `tokens` how many were predicted: others see both, and nothing checks
-        them. A gradient or loss that is not finite is left out. Raises OperatorError for figures that cannot be.
+        them. A gradient or loss that is not finite is left out. Returns when the run wants the next gradient, or has ended:
+        the model is then the swarm's newest. Raises OperatorError for figures that cannot be, and the error that ends the peer.
         """
         self._raise()
         self._handover.contribute(loss, samples, tokens)
+        self._raise()
 
     def optimizer(self) -> SwarmOptimizer:
         """This peer as a torch optimizer, for a loop that cannot be turned: iterate no more, and call its `step`.

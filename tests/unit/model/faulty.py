@@ -1,5 +1,7 @@
 """Factories of modules that no run should train, each with one fault, and of sound ones that look like them."""
 
+import math
+import os
 import random
 import time
 
@@ -219,11 +221,27 @@ class Kept(Sound):
         return super().mixed(seen) * self.mask[: seen.shape[1]] * self.scale
 
 
+class ByName(Sound):
+    """What it holds follows from the order of a set of words, from their hashes, the threads, or the environment."""
+
+    def prepare(self) -> None:
+        words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+        found = {
+            "set": lambda: [float(len(word)) for word in set(words)],
+            "hash": lambda: [float(hash(word) % 97) for word in words],
+            "threads": lambda: [float(torch.get_num_threads())],
+            "environment": lambda: [float(len(os.environ.get("WHERE_A_PEER_STANDS", "")))],
+            "sorted": lambda: [float(len(word)) for word in sorted(set(words))],
+            "mask": lambda: [-math.inf, math.nan, 1.0],
+        }[self.kind]()
+        self.register_buffer("found", torch.tensor(found))
+
+
 KINDS = {
     kind.__name__: kind
     for kind in (
         *(Sound, LookingAhead, Remembering, Drawing, Capacity, Cut, Answering, Experts, Kept),
-        *(Shifting, Twofold, Blockwise),
+        *(Shifting, Twofold, Blockwise, ByName),
     )
 }
 

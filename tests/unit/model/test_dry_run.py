@@ -1,13 +1,18 @@
 """A dry run: each fault of a model that would spoil a run is named, and sound models pass."""
 
 import random
+import re
+import sys
+import types
 from typing import Any
 
 import pytest
 import torch
 
+from node.model import other_process
 from node.model.dry_run import dry_run, idle_keys, reference_loss
 from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build_meta, parameter_count
+from tests.unit.model import faulty
 
 HERE = "tests.unit.model.faulty"
 SMALL = {
@@ -93,7 +98,8 @@ def test_a_factory_with_a_fault_is_refused_by_name(name: str, kind: str, says: s
         ("Twofold", "logits first"),
     ],
 )
-def test_a_sound_factory_passes(name: str, kind: str) -> None:
+def test_a_sound_factory_passes(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_process, "PROCESSES", 0)  # `ByName` has them
     state, numbers = torch.random.get_rng_state(), random.getstate()
     done = dry_run(code(name, kind), 256, 20)
     assert (done.untried, done.notes) == ("", ())
@@ -117,6 +123,27 @@ def test_a_sound_factory_passes(name: str, kind: str) -> None:
 def test_builds_that_a_run_cannot_use(factory: str, says: str) -> None:
     with pytest.raises(ModelError, match=says):
         dry_run(ModelSpec(factory=f"{HERE}:{factory}"), 256, 20)
+
+
+@pytest.mark.parametrize("kind", ["set", "hash", "threads", "environment"])
+def test_a_factory_that_another_process_builds_otherwise_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two builds in one process are the same: they have one order of a set, and one environment."""
+    monkeypatch.setenv("WHERE_A_PEER_STANDS", "here alone")
+    with pytest.raises(ModelError, match=r"make': 'found' is another one in another process: .*PYTHONHASHSEED"):
+        dry_run(code("ByName", kind), 256, 20)
+
+
+@pytest.mark.parametrize("kind", ["sorted", "mask"])
+def test_a_factory_that_looks_like_them_passes(kind: str) -> None:
+    assert dry_run(code("ByName", kind), 256, 20).notes == ()
+
+
+def test_code_that_no_other_process_can_import_says_that_it_was_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("in_a_notebook")
+    module.make = faulty.Sound  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "in_a_notebook", module)
+    [note] = dry_run(ModelSpec(factory="in_a_notebook:make"), 256, 20).notes
+    assert re.search("it was not built in another process.*no module 'in_a_notebook' can be imported", note)
 
 
 def test_a_factory_that_needs_numbers_is_run() -> None:

@@ -100,6 +100,27 @@ def test_lm_eval_is_the_installed_one_and_stands_in_an_empty_folder(tmp_path: Pa
     assert told["--include_path"] == str(folder / "tasks")
 
 
+@pytest.mark.parametrize(("cut", "code"), [(False, 2), (True, 1)])
+def test_figures_are_shown_where_there_is_no_room_for_them(tmp_path: Path, cut: bool, code: int) -> None:
+    """An evaluation takes hours. Its figures were gone if FOLDER could not take them; a cut-off file was a traceback."""
+    library = tmp_path / "installed" / "lm_eval"
+    library.mkdir(parents=True)
+    (library / "__init__.py").touch()
+    (library / "__main__.py").write_text(LM_EVAL.replace("told | words})", "told | words})[:20]") if cut else LM_EVAL)
+    folder = tmp_path / "model"
+    export(build(ModelSpec(TINY), 3), ByteTokenizer(), folder, {})
+    (folder / "evaluation.json").mkdir()  # as of a disk that is full: nothing can be written in its place
+    done = command(
+        tmp_path, "swarmentum", "evaluate", "model", "--tasks", "arc", "--json", PYTHONPATH=str(library.parent)
+    )
+    assert done.returncode == code, done.stderr
+    if cut:
+        assert "error: results_1.json of lm-eval is cut off" in done.stderr
+    else:
+        assert json.loads(done.stdout)["lm_eval"]["--tasks"] == "arc"
+        assert "evaluation.json" in done.stderr
+
+
 def test_lm_eval_beside_an_export_is_no_installed_lm_eval(tmp_path: Path) -> None:
     folder = hostile(tmp_path / "from-somebody")
     export(build(ModelSpec(TINY), 3), ByteTokenizer(), folder / "model", {})

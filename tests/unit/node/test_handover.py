@@ -106,6 +106,35 @@ def test_the_same_arithmetic_in_a_program_makes_the_same_votes(local_steps: int)
     assert program.error is None
 
 
+def test_contribute_returns_with_the_swarms_newest_model() -> None:
+    """A program clears gradients, and saves or evaluates the model, after `contribute`. The training still took its votes from
+    these gradients, in memory that nobody had any more, and moved the model meanwhile."""
+    after: list[torch.Tensor] = []
+
+    def clears(handover: Handover, share: Share) -> None:
+        own_loop(handover, share)
+        handover.model.zero_grad()
+        after.append(next(handover.model.parameters()).detach().clone())
+
+    built_in = replica(None)
+    own, handover, program = with_program(clears)
+    first = next(own.model.parameters())
+    for step in (1, 2):
+        for each in (built_in, own):
+            gradients(each)
+        assert len(after) == step - 1, "the program has the model while the training has it"
+        assert built_in.vote(step, LR) == own.vote(step, LR)
+        for each in (built_in, own):
+            each.demo.settle(True)
+        with torch.no_grad():
+            for each in (built_in, own):
+                next(each.model.parameters()).mul_(0.5)  # as an entry of the log
+    handover.end()
+    program.join(240)
+    assert program.error is None
+    assert [torch.equal(then, now) for then, now in zip(after, (2 * first, first), strict=True)] == [True, True]
+
+
 def test_a_share_names_its_samples_and_the_learning_rate() -> None:
     seen: list[Any] = []
 
@@ -263,6 +292,9 @@ def test_what_a_program_must_not_do_is_said_to_it(work: Callable[[Handover, Shar
             gradients(made, Unread() if work is not_read and isinstance(handover, Handover) else None)
         except (OperatorError, NoVotes):
             return
+
+        if work is twice:  # the first time returns once the training hands out the next share, or is over
+            handover.end()
 
     training = threading.Thread(target=train, daemon=True)
     training.start()

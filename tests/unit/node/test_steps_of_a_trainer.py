@@ -111,6 +111,26 @@ def test_a_loss_that_the_coordinator_refuses_is_never_announced(tmp_path: Path, 
     assert not told.published
 
 
+def test_open_votes_with_such_a_loss_stay_behind_and_the_next_step_has_votes(tmp_path: Path) -> None:
+    """An earlier version published and kept them: the coordinator's refusal ended the peer at each start."""
+    told = Told()
+    first = trainer(tmp_path, told)
+    first._contribute(opened(1))
+    [announcement] = told.published
+    announcement.loss = float("inf")
+    first.replica.announcement = announcement.SerializeToString()
+    first.replica.save_private(tmp_path / "private.pt")
+    again = trainer(tmp_path, told)
+    assert again.replica.load_private(tmp_path / "private.pt")
+    again._contribute(opened(1))
+    assert told.abstentions == [(1, "the loss is inf")]
+    assert len(told.published) == 1
+    again.replica.demo.settle(False)  # as the entry of step 1 does
+    again.replica.published = None
+    again._contribute(opened(2))
+    assert [it.step for it in told.published] == [1, 2]
+
+
 def test_a_peer_whose_identity_another_program_uses_sends_no_votes(tmp_path: Path) -> None:
     told = Told()
     told.silent = "another program may vote"

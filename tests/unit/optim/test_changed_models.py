@@ -99,6 +99,21 @@ def test_a_model_that_was_changed_is_refused_with_the_parameter_s_name(name: str
         assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_was_changed_in_a_round_of_local_steps_is_refused_at_its_end(name: str) -> None:
+    """With the error that all ranks are told: one that ends a rank before the exchange leaves the others waiting."""
+    change, words = CHANGES[name]
+    model = tower()
+    optimizer = DeMoOptimizer(model, lr=LR, **SIZED)
+    for seed in range(3):
+        backward(model, seed)
+        optimizer.step()
+    change(model)
+    with pytest.raises(ValueError, match=words):
+        optimizer.step()
+    assert optimizer.exchanged
+
+
 def same_kind(model: nn.Sequential) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
@@ -110,8 +125,18 @@ def from_a_vector(model: nn.Module) -> None:
     )
 
 
+def lent(model: nn.Module) -> None:
+    """An average takes the parameters' places, and copies of them come back."""
+    kept = [parameter.data.clone() for parameter in model.parameters()]
+    for parameter, own in zip(model.parameters(), kept, strict=True):
+        parameter.data = torch.zeros_like(own)
+        parameter.data = own
+
+
 HARMLESS: dict[str, Callable[[nn.Sequential], Any]] = {
     "nothing": lambda model: None,
+    "an average that is lent": lent,
+    "there and back": lambda model: model.double().float(),
     "new memory of the same kind": same_kind,
     "vector_to_parameters": from_a_vector,
     "float": lambda model: model.float(),
@@ -122,16 +147,19 @@ HARMLESS: dict[str, Callable[[nn.Sequential], Any]] = {
 }
 
 
+SIZED: dict[str, Any] = {"magnitudes": True, "base": BaseConfig("sgd"), "local": LocalConfig(2)}
+
+
 @pytest.mark.parametrize("name", HARMLESS)
-@pytest.mark.parametrize("method", ["demo", "DiLoCo"])
-def test_what_changes_nothing_goes_on_as_before(name: str, method: str) -> None:
-    sized: dict[str, Any] = {"magnitudes": True, "base": BaseConfig("sgd"), "local": LocalConfig(2)}
+@pytest.mark.parametrize(("method", "at"), [("demo", 2), ("DiLoCo", 2), ("DiLoCo", 1), ("DiLoCo", 3)])
+def test_what_changes_nothing_goes_on_as_before(name: str, method: str, at: int) -> None:
+    """In a round of local steps, too: its steps moved the memory that a parameter had when the round began."""
     digests = []
     for change in (HARMLESS["nothing"], HARMLESS[name]):
         model = tower()
-        optimizer = DeMoOptimizer(model, lr=LR, **(sized if method == "DiLoCo" else {}))
+        optimizer = DeMoOptimizer(model, lr=LR, **(SIZED if method == "DiLoCo" else {}))
         for seed in range(4):
-            if seed == 2:
+            if seed == at:
                 change(model)
             backward(model, seed)
             optimizer.step()

@@ -1,0 +1,80 @@
+"""A program's loss, which may do anything, and the check that nobody but the swarm moves a model's parameters."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from node.model.gradients import Loss, no_room
+from protos.errors import OperatorError
+
+THOROUGH_TIMES = 4
+"""So often the values of all parameters are compared, which costs a pass over them."""
+
+
+class Unmoved:
+    """Tells whether somebody moved a model's parameters since. `thoroughly`: also behind autograd's back, by `.data`."""
+
+    def __init__(self, model: nn.Module, *, thoroughly: bool) -> None:
+        self._model, self._norms = model, None
+        self._were = {name: (p._version, p.data_ptr()) for name, p in model.named_parameters()}
+        if thoroughly:
+            self._norms = self._of_all()
+
+    def _of_all(self) -> list[float]:
+        with torch.no_grad():
+            found = torch._foreach_norm([p.detach() for p in self._model.parameters()])
+        return [float(norm) for norm in found]
+
+    def moved(self) -> str:
+        """The name of the first parameter that was moved, or that is another one; empty if none was."""
+        found = {name: (p._version, p.data_ptr()) for name, p in self._model.named_parameters()}
+        if changed := next((name for name in self._were | found if found.get(name) != self._were.get(name)), ""):
+            return changed
+        if self._norms is None:
+            return ""
+        pairs = zip(self._were, self._norms, self._of_all(), strict=True)
+        return next((name for name, was, now in pairs if was != now and not math.isnan(was)), "")
+
+
+class OwnLoss:
+    """A program's loss. Raises OperatorError, with what it did, for one that fails, moves a parameter, or gives no mean to
+    differentiate. The model's modes are afterwards as they were."""
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss, self._calls = loss, 0
+
+    def __call__(self, model: nn.Module, samples: Tensor) -> Tensor:
+        self._calls += 1
+        before = Unmoved(model, thoroughly=self._calls <= THOROUGH_TIMES)
+        modes = [(module, module.training) for module in model.modules()]
+        trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        try:
+            found = self._loss(model, samples)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and no_room(error):
+                raise
+            raise OperatorError(
+                f"the loss that the program gave to join failed: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for parameter, wanted in trained:
+                parameter.requires_grad_(wanted)
+        if moved := before.moved():
+            raise OperatorError(
+                f"the loss that the program gave to join changed the parameter {moved!r}: this peer's state is no longer the "
+                "swarm's. A loss computes a value alone; the swarm moves the parameters"
+            )
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise OperatorError(
+                f"the loss that the program gave to join returned {what}; expected the mean in nats a token over the samples, "
+                "a scalar tensor"
+            )
+        if torch.is_grad_enabled() and not found.requires_grad:
+            raise OperatorError("the loss that the program gave to join has no gradient: return it without detach()")
+        return found.reshape(())
