@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.optim.exact import dct
+from node.optim.exact import transforms
 from tests.unit.optim import reference
 
 CPU = torch.device("cpu")
@@ -28,15 +28,15 @@ def worst_votes():
 def test_the_bounds_of_the_proof():
     largest = int(np.abs(BASIS).sum(0).max())
     assert largest == 3707
-    assert dct.VOTE_SUM_MAX * largest < dct.EXACT_INTEGER_MAX
-    halved = dct.VOTE_SUM_MAX * largest / 2**dct.MIDDLE_SHIFT
-    assert largest * (halved + 0.5) < dct.EXACT_INTEGER_MAX
+    assert transforms.VOTE_SUM_MAX * largest < transforms.EXACT_INTEGER_MAX
+    halved = transforms.VOTE_SUM_MAX * largest / 2**transforms.MIDDLE_SHIFT
+    assert largest * (halved + 0.5) < transforms.EXACT_INTEGER_MAX
     assert np.abs(BASIS).max() < 2**8, "a basis entry has at most 8 bits"
 
 
 def test_the_worst_votes_reach_the_bound_and_are_exact():
     sums = torch.stack([worst_votes(), -worst_votes(), torch.full((64, 64), 2.0), torch.full((64, 64), -2.0)])
-    result = dct.inverse_exact(sums)
+    result = transforms.inverse_exact(sums)
     assert np.array_equal(result.numpy(), exact(sums))
     assert result.abs().max() == 3707**2
 
@@ -46,18 +46,18 @@ def test_random_votes_are_exact(density):
     generator = torch.Generator().manual_seed(1)
     sums = torch.randint(-2, 3, (50, 64, 64), generator=generator).float()
     sums *= torch.rand(sums.shape, generator=generator) < density
-    assert np.array_equal(dct.inverse_exact(sums).numpy(), exact(sums))
+    assert np.array_equal(transforms.inverse_exact(sums).numpy(), exact(sums))
 
 
 def test_random_signs_of_full_strength_are_exact():
     generator = torch.Generator().manual_seed(2)
     sums = torch.randint(0, 2, (200, 64, 64), generator=generator).float() * 4 - 2
-    assert np.array_equal(dct.inverse_exact(sums).numpy(), exact(sums))
+    assert np.array_equal(transforms.inverse_exact(sums).numpy(), exact(sums))
 
 
 def test_opposite_votes_give_the_opposite_direction():
     sums = torch.randint(-2, 3, (20, 64, 64), generator=torch.Generator().manual_seed(3)).float()
-    assert torch.equal(dct.inverse_exact(-sums), -dct.inverse_exact(sums))
+    assert torch.equal(transforms.inverse_exact(-sums), -transforms.inverse_exact(sums))
 
 
 def test_the_signs_are_those_of_the_real_inverse_but_next_to_zero():
@@ -65,9 +65,9 @@ def test_the_signs_are_those_of_the_real_inverse_but_next_to_zero():
     sums = torch.zeros(100, 4096)
     sums.scatter_(1, torch.rand(100, 4096, generator=generator).argsort(1)[:, :128], 1.0)
     sums = (sums * (torch.randint(0, 2, sums.shape, generator=generator) * 2 - 1)).view(-1, 64, 64)
-    matrix = dct.basis(CPU).double()
+    matrix = transforms.basis(CPU).double()
     real = matrix.T @ sums.double() @ matrix
-    differs = dct.inverse_exact(sums).sign() != real.sign()
+    differs = transforms.inverse_exact(sums).sign() != real.sign()
     assert differs.double().mean() < 0.005
     assert real[differs].abs().max() < 0.05 * real.std()
 
@@ -84,9 +84,9 @@ def approximate_products():
 @pytest.mark.usefixtures("approximate_products")
 def test_exact_under_medium_precision_and_the_setting_is_put_back():
     sums = torch.stack([worst_votes(), torch.full((64, 64), 2.0)])
-    assert np.array_equal(dct.inverse_exact(sums).numpy(), exact(sums))
+    assert np.array_equal(transforms.inverse_exact(sums).numpy(), exact(sums))
     assert torch.get_float32_matmul_precision() == "medium"
-    with dct.full_precision(CPU):
+    with transforms.full_precision(CPU):
         assert torch.backends.cuda.matmul.fp32_precision == "ieee"
         assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -100,7 +100,7 @@ def test_exact_under_the_newer_precision_settings():
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"
         sums = worst_votes()[None]
-        assert np.array_equal(dct.inverse_exact(sums).numpy(), exact(sums))
+        assert np.array_equal(transforms.inverse_exact(sums).numpy(), exact(sums))
         assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
     finally:
         for setting, value in zip(settings, before, strict=True):
@@ -115,7 +115,7 @@ def test_an_inherited_setting_is_still_inherited_afterwards():
         for setting in settings:
             setting.fp32_precision = "none"
         torch.backends.fp32_precision = "tf32"
-        with dct.full_precision(CPU):
+        with transforms.full_precision(CPU):
             assert [setting.fp32_precision for setting in settings] == ["ieee", "ieee"]
         assert [setting.fp32_precision for setting in settings] == ["tf32", "tf32"]
         torch.backends.fp32_precision = "ieee"
@@ -131,7 +131,7 @@ def test_exact_under_autocast_and_a_double_default():
     torch.set_default_dtype(torch.float64)
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert np.array_equal(dct.inverse_exact(sums).numpy(), exact(sums))
+            assert np.array_equal(transforms.inverse_exact(sums).numpy(), exact(sums))
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -140,14 +140,14 @@ def test_forward_is_orthonormal():
     chunks = torch.randn(7, 64, 64, generator=torch.Generator().manual_seed(5))
     matrix = torch.tensor(reference.basis())
     expected = matrix @ chunks.double() @ matrix.T
-    result = dct.forward(chunks)
+    result = transforms.forward(chunks)
     assert torch.allclose(result.double(), expected, atol=1e-5)
     assert torch.allclose(result.norm(), chunks.norm())
-    assert torch.allclose(dct.forward(torch.ones(1, 64, 64))[0, 0, 0], torch.tensor(64.0))
+    assert torch.allclose(transforms.forward(torch.ones(1, 64, 64))[0, 0, 0], torch.tensor(64.0))
 
 
 def test_the_integer_basis_is_pinned_and_far_from_rounding_ties():
-    matrix = dct.integer_basis(CPU)
+    matrix = transforms.integer_basis(CPU)
     assert np.array_equal(matrix.numpy(), BASIS)
     fraction = np.abs((512 * reference.basis()) % 1 - 0.5)
     assert fraction.min() > 1e-3
