@@ -129,6 +129,7 @@ def refusal(file: Path, *flags: str) -> list[str]:
     return str(done.exception).splitlines()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_mistakes_of_types_and_rules_are_told_at_once_and_those_of_the_model_after_them(tmp_path: Path) -> None:
     """The types are of pydantic, the rules are the coordinator's. transformers alone knows models, and loads slowly."""
     file = tmp_path / "run.toml"
