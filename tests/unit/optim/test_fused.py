@@ -382,16 +382,6 @@ def test_kernels_that_give_other_bits_are_told_and_torch_serves(monkeypatch, cap
     assert caplog.text.count("give other numbers than torch") == 2
 
 
-def test_without_numba_the_step_is_torch():
-    program = (
-        "import sys; sys.modules['numba'] = None\n"
-        "import torch; from node.optim.demo import DeMo, DeMoConfig\n"
-        "print(DeMo([('p', torch.nn.Parameter(torch.zeros(3)))], DeMoConfig()).backend)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=270, check=True)
-    assert done.stdout.strip() == "torch"
-
-
 def test_kernels_cached_from_other_instructions_are_not_used():
     parts = (emit, forward, inverse, newton, orthogonal, elementwise)
     sources = [Path(part.__file__).read_bytes() for part in (*parts, kernels, momentum_kernels)]
