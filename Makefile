@@ -103,14 +103,14 @@ check: .venv/.dev ## Linters, types, import rules, generated code.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m protos.generate --check
+	$(BIN)/python -m tests.house.generate_protos --check
 	$(BIN)/buf lint --config protos/buf.yaml .
 
 docs: .venv/.docs ## Build the docs as a site in swarmentum-out/site; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 protos: .venv/.dev ## Generate protos/v1/*_pb2* again.
-	$(BIN)/python -m protos.generate
+	$(BIN)/python -m tests.house.generate_protos
 
 format: .venv/.dev ## Format the code.
 	$(BIN)/ruff check --fix .

@@ -32,13 +32,13 @@ from node.training.replica import Replica
 from node.training.resource_limits import Throttle
 from node.training.telemetry import Spans, StepLog, Summary
 from node.training.uplink import VoteSize
-from node.wire.codec import Update
-from node.wire.validate import UpdateDoor, aggregate, is_sum, open_aggregate
-from node.wire.validate import bytes_max as aggregate_bytes_max
+from node.wire import UpdateDoor, aggregate, is_sum, open_aggregate
+from node.wire import bytes_max as aggregate_bytes_max
 from protos.errors import Refusal
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig
+from protos.slices import Update
 from protos.start import RUN_DIGITS_SHOWN, StartingState
 
 PIECES = "pieces"

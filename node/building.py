@@ -24,12 +24,12 @@ from node.training.maker import Handover
 from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
 from node.training.replica import Replica
-from node.wire.codec import Update
 from protos.errors import OperatorError
 from protos.log import SignedEntry
 from protos.optimizer_config import SIZE_KEYS
 from protos.run_config import RunConfig
 from protos.run_sections import ModelConfig
+from protos.slices import Update
 
 DIGITS_SHOWN = 16
 

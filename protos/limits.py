@@ -18,7 +18,7 @@ GOSSIP_MESSAGE_BYTES_MAX = 384 * 1024  # an entry of 2,000 contributions is abou
 ENVELOPE_OVERHEAD_BYTES_MAX = 256
 ANNOUNCEMENT_BYTES_MAX = 512
 LOSS_NATS_MAX = 1e30  # that a peer may claim; the coordinator has a tighter range of its own
-# Run id, step, layout digest and group size with their tags: 80 bytes at most; see node/wire/codec.py.
+# Run id, step, layout digest and group size with their tags: 80 bytes at most; see protos/slices.py.
 UPDATE_HEADER_BYTES_MAX = 96
 # 2**31 parameters at g=8, the largest votes that this version carries.
 PAYLOAD_BYTES_MAX = 1 << 28

@@ -1,4 +1,4 @@
-"""Payloads of a step, as few bytes name them: the slices of one, and those that a peer holds.
+"""Payloads of a step as bytes, and as few bytes name them: the slices of one, and those that a peer holds.
 
 A payload, or a sum, has a slice for each range of the model's chunks. A list names them, and the list's hash is the name. A run
 with `clock.ranges` of 1 has no lists: there a payload's name is the hash of its bytes. In other runs a payload is its list, and
@@ -17,12 +17,35 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from protos.errors import Reason, Refusal
-from protos.limits import HASH_BYTES, PAYLOAD_BYTES_MAX, RANGES_MAX
-from protos.v1 import log_pb2
+from protos.limits import HASH_BYTES, PAYLOAD_BYTES_MAX, RANGES_MAX, UPDATE_HEADER_BYTES_MAX
+from protos.v1 import log_pb2, update_pb2
 
 _DOMAIN = b"swarmentum/v1/slices\0"
 _LENGTH_BYTES = 4
 _NAMED_BYTES = HASH_BYTES + _LENGTH_BYTES
+
+
+@dataclass(frozen=True)
+class Update:
+    """One peer's votes of one step, as the optimizer takes them."""
+
+    step: int
+    size: int
+    """Group size, or k of top-k."""
+    votes: bytes
+
+
+def encode_update(run_id: bytes, layout_digest: bytes, update: Update) -> bytes:
+    """A payload, or a slice: exactly the packed votes and a header of at most UPDATE_HEADER_BYTES_MAX bytes."""
+    data = update_pb2.UpdatePayload(
+        run_id=run_id,
+        step=update.step,
+        layout_digest=layout_digest,
+        size=update.size,
+        votes=update.votes,
+    ).SerializeToString(deterministic=True)
+    assert len(data) - len(update.votes) <= UPDATE_HEADER_BYTES_MAX, "the header outgrew its bound"
+    return data
 
 
 @dataclass(frozen=True)
@@ -163,7 +186,7 @@ def fitting(named: Sequence[Slice], longest: Sequence[int]) -> list[int]:
     return [number for number, it in enumerate(named) if it.total_bytes <= longest[number]]
 
 
-def hash_of(data: bytes, ranges: int, named_bytes: int | None = None, longest: Sequence[int] = ()) -> bytes:
+def hash_of(data: bytes, ranges: int = 1, named_bytes: int | None = None, longest: Sequence[int] = ()) -> bytes:
     """A payload's name; empty if a slice has other bytes than its list names. `named_bytes`: the length that the log names.
     `longest`: it is a sum, and has no slice that is longer (`fitting`).
 

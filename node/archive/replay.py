@@ -22,8 +22,7 @@ from node.snapshot.image import Image
 from node.snapshot.pieces import SnapshotManifest, check_piece, is_start, load, open_manifest
 from node.training.optimizers import optimizer_of
 from node.training.replica import BASE_PREFIX
-from node.wire.codec import Update
-from node.wire.validate import UpdateDoor, longest_sums, open_aggregate
+from node.wire import UpdateDoor, longest_sums, open_aggregate
 from protos.changes import Settings, with_settings
 from protos.checks import VERDICTS_NEEDED
 from protos.envelope import parse
@@ -32,7 +31,7 @@ from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
 from protos.log import Chain, Contribution, SignedEntry
 from protos.orders import SignedOrder
-from protos.slices import Aggregate, hash_of
+from protos.slices import Aggregate, Update, hash_of
 from protos.start import StartingState
 from protos.v1 import archive_pb2
 

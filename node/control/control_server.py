@@ -60,6 +60,8 @@ class ControlServer:
         class ControlListener(socketserver.ThreadingTCPServer):
             daemon_threads = True
             block_on_close = False
+            # With the usual 5, the kernel lets the next caller wait for a second or more
+            request_queue_size = 8 * CALLERS_MAX
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 structlog.get_logger("control").exception("a command of the owner failed: a bug of this program")

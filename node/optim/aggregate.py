@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from node.optim.base import BaseConfig
-from node.optim.exact import dct
-from node.optim.exact.dct import VOTE_SUM_MAX
-from node.optim.exact.transforms import SUM_MAX, Transform
+from node.optim.exact import transforms
+from node.optim.exact.transforms import SUM_MAX, VOTE_SUM_MAX, Transform
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 from node.optim.votes import values
 from node.optim.votes.payload import PLAIN, Format, Packed
@@ -111,7 +110,7 @@ def is_narrow(form: Format, transform: Transform, cap: int) -> bool:
 
 
 def inverse(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
-    """The exact inverse DCT of sums within +-2 (integers [count, 64, 64]), `dct.inverse_exact`: whole numbers in fp32.
+    """The exact inverse DCT of sums within +-2 (integers [count, 64, 64]), `transforms.inverse_exact`: whole numbers in fp32.
 
     `out` is fp32 in the shape of `sums`, and may be the memory of `sums`. `scratch` is fp32, two planes [2, count, 64, 64].
     Both are made if not given.
@@ -119,7 +118,7 @@ def inverse(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = No
     if scratch is None:
         scratch = torch.empty(2, *sums.shape, dtype=torch.float32, device=sums.device)
     whole = scratch[0].copy_(sums)
-    return dct.inverse_exact(whole, out, scratch[1])
+    return transforms.inverse_exact(whole, out, scratch[1])
 
 
 def update(total: VoteSum, first: int, last: int, transform: Transform, out: Tensor) -> int:

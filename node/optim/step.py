@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.elementwise import cut_off
-from node.optim.exact.transforms import Transform
+from node.optim.exact.transforms import VOTE_SUM_MAX, Transform
 from node.optim.layout import CHUNK_ELEMENTS, Layout, core_pairs, tile_chunks
 from node.optim.votes import groups as votes
 from node.optim.votes import values

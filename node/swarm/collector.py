@@ -16,13 +16,12 @@ from node.swarm.facts import AgreedSnapshots, Committed, Resync
 from node.swarm.pulls import Pulls
 from node.swarm.runtime import Runtime
 from node.swarm.view import ByRange, View, aggregators_in
-from node.wire.codec import Update
 from protos.checks import AUDIT_STEPS, VERDICT_STEPS, drawn
 from protos.errors import Refusal
 from protos.identity import short
 from protos.limits import HASH_BYTES, PAYLOAD_BYTES_MAX
 from protos.log import Contribution, SignedEntry, with_payloads
-from protos.slices import Aggregate, fitting
+from protos.slices import Aggregate, Update, fitting
 
 # A sum of log2(2 cap + 1) bits a place becomes two bits for each unit of the cap: votes, and which of them are silent.
 BALLOTS_OF_A_SUM = 8

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 from node.blobs.payloads import Payloads
-from node.wire.codec import Update
 from protos.accounts import Owner
 from protos.assignment import Range
 from protos.changes import Settings
 from protos.errors import SwarmentumError
 from protos.log import SignedEntry
 from protos.orders import End
-from protos.slices import Aggregate
+from protos.slices import Aggregate, Update
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 

@@ -19,13 +19,13 @@ from node.swarm.facts import Fact, Held, Published
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
-from node.wire.codec import payload_hash
 from protos.disk import check_no_folder, write_bytes
 from protos.envelope import Kind, seal
 from protos.equivocation import open_announcement
 from protos.errors import OperatorError, Refusal
 from protos.identity import Identity
 from protos.log import Entry
+from protos.slices import hash_of
 from protos.v1 import update_pb2
 from protos.waits import Waits
 
@@ -148,7 +148,7 @@ class Publication:
     async def _sign_once(self, data: bytes, announcement: update_pb2.Announcement) -> SignedAnnouncement | None:
         """The one announcement that this peer ever signs for a step, with its payload kept; None if the payload is lost."""
         ranges, last = self._view.ranges, self._last_announcement.value
-        step, sha256 = announcement.step, payload_hash(data, ranges)
+        step, sha256 = announcement.step, hash_of(data, ranges)
         if last is not None and step <= last.step and (step, sha256) != (last.step, last.payload_sha256):
             held = step == last.step and self._payloads.keep_own(last.payload_sha256)
             held = held and self._payloads.whole(last.payload_sha256, ranges) is not None

@@ -22,13 +22,12 @@ from node.swarm.publication import Aside
 from node.swarm.pulls import Pulls
 from node.swarm.runtime import Runtime
 from node.swarm.view import ByRange, View, aggregators_in
-from node.wire.codec import Update, payload_hash
 from protos.checks import AUDIT_STEPS, audited
 from protos.errors import Refusal
 from protos.identity import short
 from protos.limits import HASH_BYTES
 from protos.log import Contribution, SignedEntry, open_contributions
-from protos.slices import Aggregate, Slice, slice_of, split, sum_in
+from protos.slices import Aggregate, Slice, Update, hash_of, slice_of, split, sum_in
 from protos.v1 import coordinator_pb2 as pb
 
 Cuts: TypeAlias = list[list[bytes] | None]
@@ -137,7 +136,7 @@ class Aggregator:
             valid = self._addends.valid(cuts, at, number, contributions, step)
             sums.append(await self._aside(self._door.part(number).aggregate, valid, step))
         hashes = b"".join(c.payload_sha256 for c in contributions)
-        named, digest = [slice_of(data) for data in sums], payload_hash(hashes)
+        named, digest = [slice_of(data) for data in sums], hash_of(hashes)
         for sha256, made in (*zip((it.sha256 for it in named), sums, strict=True), (digest, hashes)):
             self._pulls.keep_own(step, sha256, made)
         if decided:

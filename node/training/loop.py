@@ -43,12 +43,12 @@ from node.training.resource_limits import Throttle
 from node.training.telemetry import Spans, StepLog, Summary
 from node.training.uplink import VoteSize
 from node.training.vote_checks import Checker
-from node.wire.codec import payload_hash
 from protos.accounts import loss_of, rate
 from protos.errors import DivergedError
 from protos.identity import public_key_of
 from protos.log import SignedEntry
 from protos.run_config import RunConfig
+from protos.slices import hash_of
 from protos.v1 import update_pb2
 
 EVENT_SECONDS_MAX = 0.5
@@ -294,7 +294,7 @@ class Trainer:
         self.standing.announced(tick.step, result.samples, result.tokens)
         self.summary.tokens += result.tokens
         if self.vote_size is not None:
-            self.vote_size.sent(payload_hash(data, self.replica.ranges), self.replica.size)
+            self.vote_size.sent(hash_of(data, self.replica.ranges), self.replica.size)
 
     def _publish_again(self, step: int) -> None:
         """Publish votes that this peer computed before a restart, for a step that is still open."""

@@ -29,13 +29,13 @@ from node.snapshot.pieces import SnapshotManifest, describe, load, pack, paramet
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
 from node.training.maker import BuiltIn, GradientMaker
 from node.training.optimizers import LocalOptimizer, Optimizer, local_config, own_optimizer
-from node.wire.codec import Update, payload_hash
-from node.wire.validate import encode
+from node.wire import encode
 from protos.assignment import Range, split_samples
 from protos.errors import OperatorError
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 from protos.optimizer_config import OptimizerConfig
+from protos.slices import Update, hash_of
 
 Describe = Callable[[tuple[bytes, ...]], SnapshotManifest]
 BASE_PREFIX = "swarmentum.base."
@@ -145,7 +145,7 @@ class Replica:
             votes = self.demo.propose(lr, step)
         self.model.zero_grad(set_to_none=True)
         data = self._encoded(Update(step, votes.size, votes.payload))
-        self.published = (step, payload_hash(data, self.ranges))
+        self.published = (step, hash_of(data, self.ranges))
         return data
 
     def _encoded(self, update: Update) -> bytes:
@@ -394,5 +394,5 @@ class Replica:
         if self.published is None or votes is None:
             return None
         data = self._encoded(Update(self.published[0], votes.size, votes.payload))
-        assert payload_hash(data, self.ranges) == self.published[1], "the open votes are not those that were published"
+        assert hash_of(data, self.ranges) == self.published[1], "the open votes are not those that were published"
         return data

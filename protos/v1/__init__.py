@@ -1,1 +1,1 @@
-"""Generated from the .proto files beside it by `python -m protos.generate`; committed, never edited."""
+"""Generated from the .proto files beside it by `python -m tests.house.generate_protos`; committed, never edited."""

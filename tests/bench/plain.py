@@ -8,7 +8,7 @@ import torch
 
 from node.optim.backends.numba.backend import Fused
 from node.optim.base import Base, BaseConfig
-from node.optim.exact import dct
+from node.optim.exact import transforms
 from node.optim.layout import Layout
 from node.optim.step import decay_factor
 from tests.bench import plain_loops
@@ -41,7 +41,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     moved = [weights.clone() for _ in range(2)]
     table, beta, one = fused._table(GROUP), np.float32(BETA), np.float32(1)
     numbers = np.float32(decay_factor(LR, WEIGHT_DECAY)), np.float32(LR)
-    bases = plain_loops.bases(dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16))
+    bases = plain_loops.bases(transforms.integer_basis(torch.device("cpu")).numpy().astype(np.int16))
     loose = gradient.numpy(), momenta[1].view(-1).numpy(), beta, one, table, packed, taken
     actions = {
         "vote": lambda: fused.take([gradient], momenta[0], BETA, 1.0, GROUP),

@@ -29,10 +29,10 @@ from node.swarm.facts import Committed, Event, Failed, Opened
 from node.swarm.membership import JoinFacts
 from node.swarm.pulls import Pulls
 from node.swarm.session import Session, build
-from node.wire.codec import Update
-from node.wire.validate import UpdateDoor, encode
+from node.wire import UpdateDoor, encode
 from protos.identity import Identity
 from protos.invite import Invite
+from protos.slices import Update
 from protos.v1 import update_pb2
 from tests.bench.coordinator import Watch, coordinator_serving
 

@@ -47,8 +47,7 @@ from node.snapshot.pieces import describe, load, open_manifest, pack
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
 from node.swarm.view import View
-from node.wire.codec import Update, encode_update
-from node.wire.validate import UpdateDoor, open_aggregate
+from node.wire import UpdateDoor, open_aggregate
 from protos import calls
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, SampleShare
@@ -73,7 +72,7 @@ from protos.log import (
 from protos.orders import open_end
 from protos.run_config import RunConfig, config_from_json
 from protos.run_facts import list_text, open_runs, sealed_run
-from protos.slices import Aggregate, joined, list_bytes
+from protos.slices import Aggregate, Update, encode_update, joined, list_bytes
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
 from protos.tick import Tick, open_tick, tick_body

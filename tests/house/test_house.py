@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from protos import generate
+from tests.house import generate_protos
 from tests.house.test_tree import name, ours, syntax
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,41 +21,41 @@ SECONDS_MAX = 600
 # Third parties first (what they do at import is theirs), then all of ours: what changes then is our doing.
 _IMPORT_ALL = """
 import importlib, json, os, pkgutil, sys, threading
-package, theirs = sys.argv[1], sys.argv[2].split(",")
+packages, theirs = sys.argv[1].split(","), sys.argv[2].split(",")
 for name in theirs:
     try:
         importlib.import_module(name)
     except ImportError:
         pass
 import logging, random, signal
-before = dict(os.environ), set(threading.enumerate()), logging.root.handlers[:], random.getstate()
-handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-names = [package]
-top = importlib.import_module(package)
-for module in pkgutil.walk_packages(top.__path__, package + "."):
-    if not any(module.name.startswith(other) for other in sys.argv[3:]):
-        names.append(module.name)
-        importlib.import_module(module.name)
-after = dict(os.environ), set(threading.enumerate()), logging.root.handlers[:], random.getstate()
-assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)), "signal handlers"
-for what, one, other in zip(("environment", "threads", "log handlers", "random state"), before, after):
-    assert one == other, f"importing {package} changes the {what}: {one} -> {other}"
-print(json.dumps({"imported": len(names), "torch": "torch" in sys.modules, "hivemind": "hivemind" in sys.modules}))
+def around():
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    return dict(os.environ), set(threading.enumerate()), logging.root.handlers[:], random.getstate(), handlers
+for package in packages:
+    before, names = around(), [package]
+    top = importlib.import_module(package)
+    for module in pkgutil.walk_packages(getattr(top, "__path__", ()), package + "."):
+        if not any(module.name.startswith(other) for other in sys.argv[3:]):
+            names.append(module.name)
+            importlib.import_module(module.name)
+    for what, one, other in zip(("environment", "threads", "log handlers", "random state", "signals"), before, around()):
+        assert one == other, f"importing {package} changes the {what}: {one} -> {other}"
+    print(json.dumps({"imported": len(names), "torch": "torch" in sys.modules, "hivemind": "hivemind" in sys.modules}))
 """
 
 
-def _import_all(package: str, theirs: str = "", without: tuple[str, ...] = ()) -> dict[str, object]:
+def _import_all(packages: str, theirs: str = "", without: tuple[str, ...] = ()) -> list[dict[str, int]]:
+    """Facts of each of these packages or modules, which one process imports in their order."""
     done = subprocess.run(
-        [sys.executable, "-c", _IMPORT_ALL, package, theirs, *without],
+        [sys.executable, "-c", _IMPORT_ALL, packages, theirs, *without],
         cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    facts: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return facts
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_generated_code_is_what_the_proto_files_say() -> None:
-    assert generate.drift() == []
+    assert generate_protos.drift() == []
 
 
 def test_who_may_import_whom() -> None:
@@ -68,12 +68,14 @@ def test_who_may_import_whom() -> None:
     assert "0 broken" in done.stdout, done.stdout[done.stdout.find("Contracts") :] + done.stderr
 
 
-@pytest.mark.parametrize("package", ["protos", "coordinator"])
-def test_importing_the_coordinators_side_does_nothing(package: str) -> None:
-    facts = _import_all(package, "grpc,grpc_tools,sqlalchemy,typer,rich,structlog,prometheus_client,pydantic")
-    assert facts["imported"] >= 10  # type: ignore[operator]
-    assert not facts["torch"]
-    assert not facts["hivemind"]
+def test_importing_what_needs_no_torch_does_nothing_and_loads_neither_torch_nor_hivemind() -> None:
+    """The contract, the coordinator, the page, and of the peer's wire the modules beside hivemind, which loads torch itself."""
+    wire = ("node.swarm.inbox", "node.swarm.outbox", "node.swarm.facts", "node.link.client", "node.blobs.payloads")
+    theirs = "grpc,grpc_tools,sqlalchemy,starlette,uvicorn,typer,rich,structlog,prometheus_client,pydantic"
+    found = _import_all(",".join(("protos", "coordinator", "node.web", *wire)), theirs)
+    assert [facts["imported"] >= least for facts, least in zip(found, (10, 10, 8), strict=False)] == [True] * 3
+    assert len(found) == 3 + len(wire)
+    assert not any(facts["torch"] or facts["hivemind"] for facts in found), found
 
 
 def test_importing_the_peers_side_does_nothing() -> None:
@@ -84,31 +86,16 @@ def test_importing_the_peers_side_does_nothing() -> None:
     # triton comes with a CUDA build of torch; .ci/run installs it
     parts = ("triton", "triton_kernels", "triton_wide")
     no_triton = () if find_spec("triton") else tuple(f"node.optim.backends.{part}" for part in parts)
-    facts = _import_all("node", theirs, without=("node.watch", *no_triton))
-    assert facts["imported"] >= 20  # type: ignore[operator]
-
-
-def test_the_page_needs_neither_torch_nor_hivemind() -> None:
-    facts = _import_all("node.web", "starlette,uvicorn,grpc,pydantic,structlog,typer,rich")
-    assert facts["imported"] >= 8  # type: ignore[operator]
-    assert not facts["torch"]
-    assert not facts["hivemind"]
+    [facts] = _import_all("node", theirs, without=("node.watch", *no_triton))
+    assert facts["imported"] >= 20
 
 
 # find_spec: libp2p cannot be imported in this process, where other tests have imported hivemind
 @pytest.mark.skipif(find_spec("libp2p") is None, reason="needs the extra swarmentum[watch]")
 def test_watching_needs_neither_torch_nor_hivemind() -> None:
-    facts = _import_all("node.watch", "libp2p,trio,grpc,structlog,typer,rich")
+    [facts] = _import_all("node.watch", "libp2p,trio,grpc,structlog,typer,rich")
     assert not facts["torch"]
     assert not facts["hivemind"]
-
-
-def test_peers_side_of_the_wire_loads_no_torch() -> None:
-    """The modules beside hivemind (which loads torch itself)."""
-    code = "import sys; from node.swarm import inbox, outbox, facts; from node.link import client"
-    code += "; from node.blobs import payloads; from node.wire import codec"
-    code += "; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=SECONDS_MAX)
 
 
 def test_every_folder_of_tests_is_a_package_and_none_is_named_like_ours() -> None:

@@ -12,9 +12,9 @@ from unittest import mock
 
 from coordinator.clock.effects import EntryCommitted
 from coordinator.store.journal import Journal
-from node.wire.codec import Update, encode_update, payload_hash
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, DataConfig, MixSource, RunConfig, TrustConfig, WeightChange
+from protos.slices import Update, encode_update, hash_of
 from tests.sim.__main__ import seeds_asked
 from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.world import PeerProcess, SimReplica, World, without_threads
@@ -31,7 +31,7 @@ class IdleReplica(SimReplica):
         assert votes is not None
         made_up = random.Random(step).randbytes(self.demo.config.form.body_bytes(self.demo.layout.chunks, votes.size))
         data = encode_update(self.run_id, self.layout_digest, Update(step, votes.size, made_up))
-        self.published = (step, payload_hash(data))
+        self.published = (step, hash_of(data))
         return data
 
 

@@ -23,13 +23,13 @@ from node.optim.demo import DeMo
 from node.optim.digest import state_digest
 from node.swarm.inbox import Inbox
 from node.training.optimizers import demo_config
-from node.wire.codec import Update, encode_update, payload_hash
-from node.wire.validate import UpdateDoor
+from node.wire import UpdateDoor
 from protos.envelope import Kind, seal
 from protos.errors import Refusal
 from protos.identity import Identity
 from protos.log import Chain, SignedEntry, entry_hash, seal_entry
 from protos.run_config import ClockConfig, RunConfig
+from protos.slices import Update, encode_update, hash_of
 from protos.tick import Tick
 from protos.v1 import update_pb2
 from tests.unit.coordinator.driver import RUN_ID, Harness
@@ -173,7 +173,7 @@ class Crowd(Harness):
             votes = member.demo.propose(tick.lr)
             data = encode_update(RUN_ID, member.demo.layout.digest(), Update(tick.step, votes.size, votes.payload))
             samples = next(share.samples for share in tick.roster if share.public_key == key)
-            sha256 = payload_hash(data)
+            sha256 = hash_of(data)
             self.payloads[sha256] = data
             claim = Claim(tick.step, tick.parent_hash, sha256, len(data), samples, samples * 8, 1.0, 400)
             member.mine = tick.step, sha256, claim
@@ -242,7 +242,7 @@ class Crowd(Harness):
     def _applied(self, member: Member, step: int, digest: bytes) -> None:
         stored = ()
         if step % self.settings.clock.snapshot_every == 0 or step == self.settings.clock.steps:
-            stored = (SnapshotFact(step, payload_hash(digest), 1000),)  # type: ignore[assignment]
+            stored = (SnapshotFact(step, hash_of(digest), 1000),)  # type: ignore[assignment]
         self.tell(member, applied=((step, digest),), snapshots=stored)
 
     # ---- coming and going --------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Crowd(Harness):
         self.told(self.feed(Connected(key)))
         step = self.run.head_step
         digest = state_digest(member.group.demo.replicated, step)
-        stored = (SnapshotFact(0, payload_hash(digest), 1000),) if step == 0 else ()
+        stored = (SnapshotFact(0, hash_of(digest), 1000),) if step == 0 else ()
         self.tell(member, applied=((step, digest),), snapshots=stored)
 
     def leave(self, member: Member) -> None:

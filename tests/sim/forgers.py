@@ -19,14 +19,13 @@ from coordinator.clock.findings import FORGED
 from coordinator.clock.state import Run
 from node.swarm.session import Parts, Session
 from node.swarm.view import ByRange
-from node.wire.codec import Update
 from protos.checks import AUDIT_STEPS
 from protos.identity import short
 from protos.log import SignedEntry
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig
 from protos.run_sections import AdmissionConfig
-from protos.slices import blobs_of
+from protos.slices import Update, blobs_of
 from tests.sim.__main__ import seeds_asked
 from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.sums import with_aggregators

@@ -17,12 +17,12 @@ import torch
 from coordinator.clock.effects import Effect, EntryCommitted, NoticeKind, SendEntry, SendNotice, SendTick, SnapshotFact
 from coordinator.clock.events import Claim, Connected, JoinAsked, Reported, TicketAsked
 from node.optim.digest import state_digest
-from node.wire.codec import payload_hash
 from protos import checks
 from protos.identity import Identity
 from protos.invite import Ticket
 from protos.log import Verdict
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
+from protos.slices import hash_of
 from protos.tick import Tick
 from tests.sim.crowd import Crowd, Member
 from tests.unit.coordinator.driver import sha
@@ -79,7 +79,7 @@ class Besieged(Crowd):
         self.told(self.feed(event))
         self.told(self.feed(Connected(key)))
         digest = state_digest(member.group.demo.replicated, 0)
-        self.tell(member, applied=((0, digest),), snapshots=(SnapshotFact(0, payload_hash(digest), 1000),))
+        self.tell(member, applied=((0, digest),), snapshots=(SnapshotFact(0, hash_of(digest), 1000),))
 
     def leave(self, member: Member) -> None:
         if member is not self.anchor:

@@ -6,12 +6,11 @@ from typing import Any
 from unittest import mock
 
 from node.optim.votes.sums import cut
-from node.wire.codec import Update, payload_hash
-from node.wire.validate import UpdateDoor, aggregate
+from node.wire import UpdateDoor, aggregate
 from protos.errors import Refusal
 from protos.limits import HASH_BYTES
 from protos.log import Entry
-from protos.slices import Aggregate, open_list, slice_of, split, sum_in
+from protos.slices import Aggregate, Update, hash_of, open_list, slice_of, split, sum_in
 from tests.sim.world import World
 
 
@@ -67,7 +66,7 @@ def check_sums(world: World, entries: Iterable[Entry]) -> None:
             except Refusal:
                 continue  # counts as nothing
         data = summed(door, updates, entry.step)
-        assert payload_hash(data, door.ranges) == entry.aggregate.sha256, (
+        assert hash_of(data, door.ranges) == entry.aggregate.sha256, (
             f"the sum of step {entry.step} is not that of its votes"
         )
         assert len(data) == entry.aggregate.total_bytes

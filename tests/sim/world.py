@@ -45,7 +45,6 @@ from node.swarm.pushes import Pusher
 from node.swarm.session import Outside, Session
 from node.training.replica import Replica
 from node.training.telemetry import Summary
-from node.wire.codec import Update, payload_hash
 from protos.assignment import Range, phases
 from protos.envelope import Kind, parse, seal
 from protos.errors import NetworkError, SwarmentumError
@@ -53,7 +52,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.run_config import RunConfig
-from protos.slices import joined, split, with_slices
+from protos.slices import Update, hash_of, joined, split, with_slices
 from protos.v1 import envelope_pb2, log_pb2, update_pb2
 from tests.sim.checkers import Checkers
 from tests.sim.clock import BEGIN_SECONDS, InlineExecutor, Thread, VirtualLoop
@@ -426,7 +425,7 @@ class PeerProcess:
             votes.votes = bytes(byte ^ 0xFF for byte in votes.votes[:body])  # without those that say which are silent
             parts.append(votes.SerializeToString(deterministic=True))
         other = joined(parts)
-        said.payload_sha256 = payload_hash(other, ranges)
+        said.payload_sha256 = hash_of(other, ranges)
         payloads.put_whole(said.step, other, ranges)
         self.world.checkers.two_faced.add(self.identity.public_key)
         return seal(self.identity, Kind.KIND_ANNOUNCEMENT, envelope.run_id, said).SerializeToString(deterministic=True)

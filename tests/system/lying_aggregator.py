@@ -10,8 +10,8 @@ from node.app import join
 from node.assemble import LateDoor
 from node.config import PeerSettings
 from node.swarm.vote_sums import Aggregator
-from node.wire.codec import Update
 from protos.console import configure_logging, exit_with
+from protos.slices import Update
 
 honest, honest_part, honest_work = LateDoor.aggregate, LateDoor.part, Aggregator._add_up
 forgers = {bytes.fromhex(key) for key in sys.argv[3:]}

@@ -17,10 +17,10 @@ from node.overlay.dht import Discovery
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.announcements import topic_of
-from node.wire.codec import payload_hash
 from protos.envelope import Kind, seal, signed_bytes
 from protos.identity import Identity, peer_id, verify
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
+from protos.slices import hash_of
 from protos.v1 import envelope_pb2, update_pb2
 from tests.system.local_swarm import PATIENT, LocalSwarm, digests_by_step, processes_with, toml_of_run, wait_for
 
@@ -314,10 +314,10 @@ def _hostile(mallory: Identity, swarm: LocalSwarm, blobs: dict[bytes, bytes]) ->
         body = update_pb2.Announcement(
             step=at,
             parent_hash=bytes(32),
-            payload_sha256=payload_hash(payload),
+            payload_sha256=hash_of(payload),
             payload_bytes=len(payload) if size is None else size,
         )
-        blobs[payload_hash(payload)] = payload
+        blobs[hash_of(payload)] = payload
         return seal(mallory, Kind.KIND_ANNOUNCEMENT, run, body).SerializeToString()
 
     return [

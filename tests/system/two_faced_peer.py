@@ -7,9 +7,9 @@ from pathlib import Path
 from node.app import join
 from node.config import PeerSettings
 from node.swarm.session import Session
-from node.wire.codec import payload_hash
 from protos.console import configure_logging, exit_with
 from protos.envelope import Kind, parse, seal
+from protos.slices import hash_of
 from protos.v1 import update_pb2
 
 honest = Session.publish
@@ -21,8 +21,8 @@ async def publish(session: Session, data: bytes, announcement: update_pb2.Announ
     update = parse(update_pb2.UpdatePayload, data)
     update.votes = bytes(byte ^ 0xFF for byte in update.votes)
     other = update.SerializeToString(deterministic=True)
-    session.parts.publication._payloads.put(announcement.step, payload_hash(other), other)
-    announcement.payload_sha256 = payload_hash(other)
+    session.parts.publication._payloads.put(announcement.step, hash_of(other), other)
+    announcement.payload_sha256 = hash_of(other)
     again = seal(session.host.identity, Kind.KIND_ANNOUNCEMENT, session.parts.invite.run_id, announcement)
     await session.parts.topic.say(again.SerializeToString(deterministic=True))
 

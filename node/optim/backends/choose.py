@@ -19,8 +19,7 @@ from node.optim.aggregate import is_narrow
 from node.optim.backends.portable import Family, Mixed, Portable
 from node.optim.base import Base, BaseConfig
 from node.optim.exact import transforms
-from node.optim.exact.dct import VOTE_SUM_MAX
-from node.optim.exact.transforms import Transform
+from node.optim.exact.transforms import VOTE_SUM_MAX, Transform
 from node.optim.layout import Layout, tile_chunks
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from node.optim import aggregate
 from node.optim.base import Base
-from node.optim.exact import dct
-from node.optim.exact.dct import VOTE_SUM_MAX
-from node.optim.exact.transforms import Transform
+from node.optim.exact import transforms
+from node.optim.exact.transforms import VOTE_SUM_MAX, Transform
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, core_pairs
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend, spend_ballot, total_norm
@@ -99,7 +98,7 @@ class Portable:
 
     def _forward(self, gradient: Tensor, scratch: Tensor) -> Tensor:
         """The coefficients of a tile's gradient, in place."""
-        return dct.forward(gradient, out=gradient, scratch=scratch)
+        return transforms.forward(gradient, out=gradient, scratch=scratch)
 
     def _choose(self, momentum: Tensor, size: int, scratch: Tensor, _first: int) -> Choice:
         """The votes of a tile of momentum, fp32; `_first`: its first chunk."""

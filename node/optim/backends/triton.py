@@ -18,7 +18,7 @@ from torch import Tensor
 
 from node.optim.backends import triton_kernels
 from node.optim.base import Base
-from node.optim.exact import dct
+from node.optim.exact import transforms
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
 from node.optim.second_moment import EPSILON, SecondMoment
 from node.optim.step import Decay, as_tensor, decay_factor, decayed, spend, total_norm
@@ -94,8 +94,8 @@ class Triton:
             operator.or_, (4 * place.width for place in layout.places if place.core_chunks), 16
         )
         self._pool_offset = 4 * CHUNK_ELEMENTS * np.arange(pool, dtype=np.int64)
-        self._basis = dct.basis(device).contiguous()
-        self._turned = dct.integer_basis(device).T.to(torch.int32).contiguous()
+        self._basis = transforms.basis(device).contiguous()
+        self._turned = transforms.integer_basis(device).T.to(torch.int32).contiguous()
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
         return total_norm(gradients)

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim.exact.dct import EXACT_INTEGER_MAX, full_precision
 from node.optim.exact.elementwise import SMALLEST, root_
+from node.optim.exact.transforms import EXACT_INTEGER_MAX, full_precision
 from node.optim.layout import CHUNK_SIDE
 
 COEFFICIENTS = tuple(float(np.float32(value)) for value in (3.4445, -4.7750, 2.0315))

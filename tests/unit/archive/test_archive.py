@@ -17,8 +17,7 @@ from node.archive.record import Recorder
 from node.archive.verify import Verification, text, verify
 from node.archive.verify import line as line_of
 from node.training.replica import Replica
-from node.wire.codec import payload_hash
-from node.wire.validate import UpdateDoor, open_aggregate
+from node.wire import UpdateDoor, open_aggregate
 from protos import slices
 from protos.changes import Settings
 from protos.envelope import Kind, seal, seal_bytes
@@ -40,7 +39,7 @@ from protos.optimizer_config import OptimizerConfig
 from protos.orders import OperatorOrder, SignedOrder, order_body
 from protos.run_config import ClockConfig, RunConfig
 from protos.run_sections import OperatorsConfig
-from protos.slices import sum_in
+from protos.slices import hash_of, sum_in
 from protos.v1 import archive_pb2, log_pb2, update_pb2
 from tests.sim.sums import sum_named, summed
 
@@ -158,7 +157,7 @@ class Life:
         return replica.vote(step, LR)
 
     def name(self, payload: bytes) -> bytes:
-        return payload_hash(payload, self.config.clock.ranges)
+        return hash_of(payload, self.config.clock.ranges)
 
     def word(self, who: Identity, step: int, payload: bytes) -> bytes:
         said = update_pb2.Announcement(step=step, payload_sha256=self.name(payload), payload_bytes=len(payload))

@@ -41,15 +41,24 @@ mode = "allow_list"
 """
 
 
+def mistakes(file: Path) -> list[str]:
+    """What `checked` says of a file that it refuses, a line for each mistake."""
+    with pytest.raises(OperatorError) as told:
+        checked(file)
+    return str(told.value).splitlines()
+
+
+def places(file: Path, lines: list[str]) -> list[str]:
+    """The lines of the file that these mistakes are in."""
+    return [line.removeprefix(f"{file}:").split(":")[0] for line in lines]
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(WRONG)
-    with pytest.raises(OperatorError) as told:
-        checked(file)
-    lines = str(told.value).splitlines()
-    places = [line.removeprefix(f"{file}:").split(":")[0] for line in lines]
-    assert places == ["4", "6", "12", "13"]
+    lines = mistakes(file)
+    assert places(file, lines) == ["4", "6", "12", "13"]
     assert "take 96 or 104" in lines[0]
     assert "raise it to 128" in lines[1]
     assert "not shorter than the run of 5" in lines[2]
@@ -62,10 +71,8 @@ def test_settings_that_another_one_leaves_without_effect_are_mistakes(tmp_path: 
         "[optimizer]\ntop_k = 64\nclip_norm = 0.5\ndecay_steps = 9\n[optimizer.base]\nname = 'adamw'\nmomentum = 0.9\n"
         "[optimizer.local]\nlr = 0.1\n[evaluation]\nsamples = 8\n"
     )
-    with pytest.raises(OperatorError) as told:
-        checked(file)
-    lines = str(told.value).splitlines()
-    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["2", "3", "4", "7", "9", "11"]
+    lines = mistakes(file)
+    assert places(file, lines) == ["2", "3", "4", "7", "9", "11"]
     assert 'optimizer.top_k: it has no effect with optimizer.selection = "groups": remove it, or set' in lines[0]
     file.write_text("[optimizer]\nrecipe = 'diloco-demo'\nselection = 'full'\nlocal = { optimizer = 'muon' }\n")
     assert checked(file).optimizer.top_k == 640, "the recipe's own settings are nobody's mistake"
@@ -88,10 +95,8 @@ every = 25
 def test_what_a_run_of_own_text_cannot_have_is_said_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(OWN.replace("HASH", "0" * 64))
-    with pytest.raises(OperatorError) as told:
-        checked(file)
-    lines = str(told.value).splitlines()
-    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["3", "5", "9"]
+    lines = mistakes(file)
+    assert places(file, lines) == ["3", "5", "9"]
     assert all('does not work with `source = "own"`' in line for line in lines)
     clock, trust = ClockConfig(min_peers=3), TrustConfig(enabled=True)
     with pytest.raises(Refusal, match="which no other peer has"):  # also past the command, at the coordinator's door
@@ -129,12 +134,13 @@ def refusal(file: Path, *flags: str) -> list[str]:
     return str(done.exception).splitlines()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_mistakes_of_types_and_rules_are_told_at_once_and_those_of_the_model_after_them(tmp_path: Path) -> None:
     """The types are of pydantic, the rules are the coordinator's. transformers alone knows models, and loads slowly."""
     file = tmp_path / "run.toml"
     file.write_text(LAYERS)
     lines = refusal(file)
-    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["4", "6", "7", "9"]
+    assert places(file, lines) == ["4", "6", "7", "9"]
     assert "needs clock.min_peers of at least 3, not 1" in lines[0]
     assert "given: 'many'" in lines[1]
     assert "is not a known setting of this version: did you mean clock.steps? Correct it" in lines[2]
@@ -189,7 +195,7 @@ def test_keys_that_the_model_type_does_not_know_are_mistakes_with_their_lines(tm
     file = tmp_path / "run.toml"
     file.write_text(KEYS)
     lines = refusal(file)
-    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["6", "8"]
+    assert places(file, lines) == ["6", "8"]
     assert "near it: n_layer" in lines[0]
     file.write_text(KEYS.partition("n_layers")[0])
     done = CliRunner().invoke(command.app, ["run", "check", str(file)])

@@ -540,13 +540,7 @@ def test_an_anchors_first_word_at_the_deadline_is_heard() -> None:
 
 
 def test_an_anchor_that_reaches_only_a_newcomers_payload_holds_nothing_up_for_good() -> None:
-    harness = Harness(CHECKED)
-    harness.feed(TicketAsked(TICKET, 1))
-    comes(harness, ANCHOR, anchor=True)
-    harness.feed(Reported(key(ANCHOR), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
-    comes(harness, *HONEST)
-    for n in HONEST:
-        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    harness = begun(*HONEST, anchor=True, settings=CHECKED)
     step(harness, *HONEST, also=(ANCHOR,))
     comes(harness, 10)
     applies(harness, *HONEST, ANCHOR, 10)

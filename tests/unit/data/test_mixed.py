@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.commands.checking import checked
 from node.admission.consent import request
 from node.config import load_settings
 from node.data.samples import MixedSamples, Samples
@@ -16,6 +15,7 @@ from node.text import open_text
 from protos.assignment import BLOCK, Range, phases, quotas
 from protos.errors import DataError, OperatorError
 from protos.run_config import DataConfig, MixSource, RunConfig, WeightChange, config_from_json
+from tests.unit.coordinator.test_checking import mistakes, places
 
 CONTEXT, BATCH = 4, 16
 
@@ -126,10 +126,8 @@ changes = [{ step = 20, weight = 1 }, { step = 10, weight = 2 }]
 def test_each_mistake_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(WRONG)
-    with pytest.raises(OperatorError) as told:
-        checked(file)
-    lines = str(told.value).splitlines()
-    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["11", "14", "20"]
+    lines = mistakes(file)
+    assert places(file, lines) == ["11", "14", "20"]
     assert "greater than or equal to 0" in lines[0]
     assert "give `sha256` too" in lines[1]
     assert "have to grow, and are [20, 10]" in lines[2]

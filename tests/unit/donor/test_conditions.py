@@ -1,5 +1,6 @@
 """Conditions decide from facts alone; the thread that asks for facts keeps the owner's own pause apart."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,15 @@ class Owner:
     def __init__(self, home: Path) -> None:
         self.live, self.wishes = Live(home, LiveSettings()), OwnerRequests()
         self.facts: MachineFacts | OSError = FACTS
-        self.looked = 0
+        self.looked, self.paused = 0, threading.Event()
         import structlog
 
         self.watch = ConditionWatch(self.live, self.look, self.hold, structlog.get_logger())
 
     def hold(self, state: State | None, _facts: MachineFacts) -> None:
         self.wishes.hold("" if state is None else state.why)
+        if state is not None:
+            self.paused.set()
 
     def look(self, _settings: LiveSettings) -> MachineFacts:
         self.looked += 1
@@ -111,11 +114,12 @@ def test_the_owner_does_not_end_a_conditions_pause_either(owner: Owner) -> None:
     assert owner.wishes.paused
 
 
-def test_a_change_counts_at_once_and_not_after_the_next_look(owner: Owner) -> None:
+def test_a_change_counts_at_once_and_not_after_the_next_look(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.training.resource_limits.LOOK_SECONDS", 1000.0)
     owner.watch.start()
     assert owner.looked == 1
     owner.live.change("hours", "tue")
-    owner.watch._thread.join(2.0)  # it goes on: this waits at most so long for nothing
+    assert owner.paused.wait(240)
     assert owner.wishes.held
 
 

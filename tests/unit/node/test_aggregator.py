@@ -17,13 +17,12 @@ from node.swarm.facts import Resync
 from node.swarm.outbox import Outbox
 from node.swarm.view import View
 from node.swarm.vote_sums import Addends, Aggregator
-from node.wire.codec import Update, payload_hash
-from node.wire.validate import UpdateDoor, encode, longest_sums
+from node.wire import UpdateDoor, encode, longest_sums
 from protos.assignment import Range, SampleShare
 from protos.checks import drawn
 from protos.errors import Refusal
 from protos.log import Contribution, Entry, SignedEntry, contributions_body, summed_entry
-from protos.slices import Aggregate, Slice, digest_of, hash_of, list_bytes, split, sum_in, with_slices
+from protos.slices import Aggregate, Slice, Update, digest_of, hash_of, list_bytes, split, sum_in, with_slices
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 
@@ -37,7 +36,7 @@ def payload(number: int, ranges: int = 1) -> bytes:
 
 
 def named(key: bytes, data: bytes, ranges: int = 1, **more: Any) -> Contribution:
-    return Contribution(key, payload_hash(data, ranges), len(data), 4, 400, 1.5, **more)
+    return Contribution(key, hash_of(data, ranges), len(data), 4, 400, 1.5, **more)
 
 
 def tick(rows: tuple[bytes, ...] = ()) -> Tick:
@@ -50,7 +49,7 @@ class Shelves:
     """What peers hold: stands for `Pulls`."""
 
     def __init__(self, *held: bytes, ranges: int = 1) -> None:
-        self.held = {payload_hash(data, ranges): data for data in held}
+        self.held = {hash_of(data, ranges): data for data in held}
         self.asked, self.ranges = list[bytes](), ranges
 
     async def accepted(
@@ -139,7 +138,7 @@ async def test_it_adds_up_what_it_is_asked_for_keeps_it_and_says_so() -> None:
 async def test_votes_of_another_length_than_the_log_names_count_as_nothing() -> None:
     data = [payload(n) for n in range(2)]
     aggregator, shelves, outbox, door, _ = parts(*data)
-    wrong = Contribution(KEYS[1], payload_hash(data[1]), len(data[1]) + 1, 4, 400, 1.5)
+    wrong = Contribution(KEYS[1], hash_of(data[1]), len(data[1]) + 1, 4, 400, 1.5)
     aggregator.asked(request(named(KEYS[0], data[0]), wrong))
     await settle(aggregator)
     alone = door.aggregate([door.open(data[0], STEP)], STEP)
@@ -264,7 +263,7 @@ async def test_of_several_ranges_it_adds_up_its_own_and_everybody_takes_all() ->
     updates = [door.open(it, STEP, len(it)) for it in data]
     total = single.aggregate(updates, STEP)
     assert found.updates == single.open_aggregate(total, STEP, len(total)), "as one range would have it"
-    assert payload_hash(found.payloads[0], 3) == whole.sha256, "as an archive keeps it"
+    assert hash_of(found.payloads[0], 3) == whole.sha256, "as an archive keeps it"
 
     shelves.held[made[1]] = b"no sum"  # the hash of a slice was never that of a sum: its range counts as no votes
     wrong = sum_in([whole.parts[0], whole.parts[1], Slice(hashlib.sha256(b"no sum").digest(), 6)])
@@ -322,7 +321,7 @@ async def test_who_adds_up_nothing_any_more_is_silent() -> None:
 async def test_a_payload_that_is_none_adds_nothing_to_any_range() -> None:
     data = [payload(n, 2) for n in range(2)]
     aggregator, shelves, outbox, door, _ = parts(*data, ranges=2, rows=(b"\0", b"\0"))
-    wrong = Contribution(KEYS[1], payload_hash(data[1], 2), len(data[1]) + 1, 4, 400, 1.5)
+    wrong = Contribution(KEYS[1], hash_of(data[1], 2), len(data[1]) + 1, 4, 400, 1.5)
     shelves.held[wrong.payload_sha256] = data[1][: list_bytes(2)]  # as `Pulls` gives it: the log names another length
     aggregator.asked(request(named(KEYS[0], data[0], 2), wrong))
     await settle(aggregator)

@@ -12,11 +12,10 @@ from node.optim.votes import sums
 from node.swarm.facts import FoundFalse
 from node.swarm.view import View
 from node.swarm.vote_sums import Addends, Auditor
-from node.wire.codec import Update
-from node.wire.validate import UpdateDoor, aggregate, is_sum
+from node.wire import UpdateDoor, aggregate, is_sum
 from protos.checks import AUDIT_EVERY, AUDIT_STEPS, audited
 from protos.log import Contribution, Entry, SignedEntry, summed_entry
-from protos.slices import Aggregate, digest_of, slice_of, split, sum_in
+from protos.slices import Aggregate, Update, digest_of, slice_of, split, sum_in
 from tests.unit.node.test_aggregator import KEYS, LAYOUT, RUN, STEP, named, parts, payload, tick
 
 DOOR = UpdateDoor(RUN, LAYOUT, 6, sums.SUMMED)

@@ -14,12 +14,12 @@ from node.data.samples import Samples
 from node.training.loop import Trainer
 from node.training.replica import Replica
 from node.training.telemetry import Summary
-from node.wire.codec import Update
 from protos.assignment import Range, SampleShare
 from protos.identity import Identity
 from protos.log import Contribution, Entry, SignedEntry, Verdict
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
+from protos.slices import Update
 from protos.tick import Tick
 
 RUN, VOCABULARY, CONTEXT, SHARE = bytes(range(32)), 64, 8, 16

@@ -10,11 +10,11 @@ from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.facts import NotCounted
 from node.swarm.session import Outside, Session, build
-from node.wire.codec import payload_hash
 from protos.errors import NetworkError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import Entry, seal_entry
+from protos.slices import hash_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 from tests.waiting import until
@@ -23,7 +23,7 @@ RUN = b"r" * 32
 ADA, COORDINATOR = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
 INVITE = Invite(RUN, ("127.0.0.1:1",), COORDINATOR.public_key, bytes(32), (), "commits")
 VOTES = b"votes"
-SHA256 = payload_hash(VOTES)
+SHA256 = hash_of(VOTES)
 SECONDS_MAX = 240.0
 
 

@@ -14,12 +14,12 @@ from node.swarm.facts import Held, Published
 from node.swarm.outbox import Outbox
 from node.swarm.publication import NAME, LastAnnouncement
 from node.swarm.session import Outside, Session, build
-from node.wire.codec import payload_hash
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.limits import EQUIVOCATIONS_MAX
 from protos.log import Equivocation
+from protos.slices import hash_of
 from protos.v1 import update_pb2
 
 RUN = b"r" * 32
@@ -62,7 +62,7 @@ def test_other_votes_for_the_same_step_are_never_announced(tmp_path: Path) -> No
     second = session(tmp_path)
     assert publish(second, 1, b"votes of a later life", loss=2.0) == said
     assert second.parts.outbox.announcement == Published(1, said)
-    assert second.parts.outbox.holdings == {Held(ADA.public_key, payload_hash(b"votes")): 1}
+    assert second.parts.outbox.holdings == {Held(ADA.public_key, hash_of(b"votes")): 1}
     assert publish(second, 1, b"votes", loss=2.0) == said, "word for word"
     after = publish(second, 2, b"next")
     assert after not in (None, said)

@@ -22,11 +22,11 @@ from node.training.fork_start import root_of_seed
 from node.training.keeper import Keeper
 from node.training.recovery import EVIDENCE, Recovery
 from node.training.replica import Replica
-from node.wire.codec import Update
 from protos.errors import DivergedError, NetworkError, StoppedError
 from protos.identity import Identity
 from protos.log import Entry, SignedEntry, lr_from_bits, lr_to_bits, seal_entry
 from protos.optimizer_config import OptimizerConfig
+from protos.slices import Update
 
 RUN = bytes(range(32))
 COORDINATOR = Identity.from_seed(b"c" * 32)

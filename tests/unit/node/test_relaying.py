@@ -109,7 +109,9 @@ async def test_a_daemon_that_answers_within_the_bound_is_not_silent() -> None:
     assert turns == []
 
 
-async def test_a_program_that_never_ends_its_answer_says_nothing() -> None:
+async def test_a_program_that_never_ends_its_answer_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.overlay.relays.ANSWER_SECONDS_MAX", 0.3)
+
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer), suppress(ConnectionError):
             while True:

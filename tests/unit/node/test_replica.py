@@ -20,7 +20,7 @@ from node.snapshot.private import write_private
 from node.snapshot.store import SnapshotStore
 from node.training.host_maker import HostMaker
 from node.training.replica import Replica
-from node.wire.validate import UpdateDoor
+from node.wire import UpdateDoor
 from protos.assignment import Range
 from protos.disk import DiskError
 from protos.errors import OperatorError

@@ -39,29 +39,16 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     checker = shutil.which("systemd-analyze")
     if checker is None:
         pytest.skip("no systemd-analyze here")
-    file = tmp_path / service(tmp_path).unit
-    file.write_text(systemd_unit(service(tmp_path)))
+    file, unit = tmp_path / service(tmp_path).unit, systemd_unit(service(tmp_path))
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_LOG_LEVEL": "warning"}
-    done = subprocess.run(
-        [checker, "--user", "verify", str(file)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=270,
-    )
-    complaints = [line for line in (done.stdout + done.stderr).splitlines() if file.name in line]
-    assert complaints == []
-    file.write_text(systemd_unit(service(tmp_path)).replace("Restart=on-failure", "Restart=maybe"))
-    wrong = subprocess.run(
-        [checker, "--user", "verify", str(file)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=270,
-    )
-    assert "maybe" in wrong.stdout + wrong.stderr, "the checker finds nothing at all"
+    said = []
+    for text in (unit, unit.replace("Restart=on-failure", "Restart=maybe")):
+        file.write_text(text)
+        command = [checker, "--user", "verify", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=270)
+        said.append(done.stdout + done.stderr)
+    assert [line for line in said[0].splitlines() if file.name in line] == []
+    assert "maybe" in said[1], "the checker finds nothing at all"
 
 
 def test_a_unit_starts_again_only_where_that_helps(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from node.optim.votes.groups import vote_bytes
 from node.optim.votes.payload import Format
 from node.optim.votes.values import TWO_BIT
-from node.wire.codec import Update, encode_update, payload_hash
-from node.wire.validate import UpdateDoor
+from node.wire import UpdateDoor
 from protos.errors import Reason, Refusal
 from protos.limits import UPDATE_HEADER_BYTES_MAX
 from protos.optimizer_config import GROUP_SIZES
+from protos.slices import Update, encode_update, hash_of
 from protos.v1 import update_pb2
 
 RUN, LAYOUT, CHUNKS = b"r" * 32, b"l" * 32, 3
@@ -32,7 +32,7 @@ def test_every_byte_string_of_the_right_length_is_a_payload(group_size: int, ste
     data = encode_update(RUN, LAYOUT, Update(step, group_size, votes))
     assert DOOR.open(data, step) == Update(step, group_size, votes)
     assert len(data) - len(votes) <= UPDATE_HEADER_BYTES_MAX
-    assert len(payload_hash(data)) == 32
+    assert len(hash_of(data)) == 32
 
 
 def refusal(data: bytes, step: int = 7, door: UpdateDoor = DOOR) -> Reason:

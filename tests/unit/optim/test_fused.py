@@ -19,7 +19,7 @@ from node.optim.backends.portable import Portable
 from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.exact import dct, elementwise, orthogonal
+from node.optim.exact import elementwise, orthogonal, transforms
 from node.optim.layout import Layout
 from node.optim.second_moment import SecondMoment
 from node.optim.step import NonFiniteGradient
@@ -119,7 +119,7 @@ def ballot_of(chunk):
 
 
 def test_votes_that_reach_the_bound_of_the_proof():
-    basis = dct.integer_basis(CPU).numpy().astype(np.int64)
+    basis = transforms.integer_basis(CPU).numpy().astype(np.int64)
     for row, column in ((0, 0), (63, 0), (17, 42), (31, 32)):
         for sign in (1, -1):
             chunk = sign * 2 * np.where(np.outer(basis[:, row], basis[:, column]) >= 0, 1, -1)
@@ -141,7 +141,7 @@ def test_votes_are_those_of_the_momentum(shapes, group_size, seed, coarse):
         gradients = [None for _ in gradients]
     before = momentum.clone()
     packed = fused.vote(gradients, momentum, 0.5, LR, group_size)
-    expected = 0.5 * before + LR * dct.forward(layout.gather(gradients, layout.empty(CPU)))
+    expected = 0.5 * before + LR * transforms.forward(layout.gather(gradients, layout.empty(CPU)))
     torch.testing.assert_close(momentum, expected, rtol=0, atol=1e-6)
     assert torch.equal(packed, votes.pack(*votes.select(momentum, group_size)[:2], group_size))
     spent = momentum.clone()
@@ -380,16 +380,6 @@ def test_kernels_that_give_other_bits_are_told_and_torch_serves(monkeypatch, cap
         assert served == (wrong is Portable)
     choose.triton_serves.cache_clear()
     assert caplog.text.count("give other numbers than torch") == 2
-
-
-def test_without_numba_the_step_is_torch():
-    program = (
-        "import sys; sys.modules['numba'] = None\n"
-        "import torch; from node.optim.demo import DeMo, DeMoConfig\n"
-        "print(DeMo([('p', torch.nn.Parameter(torch.zeros(3)))], DeMoConfig()).backend)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=270, check=True)
-    assert done.stdout.strip() == "torch"
 
 
 def test_kernels_cached_from_other_instructions_are_not_used():

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from node.optim.votes import sums
 from node.optim.votes.groups import VotesError
 from node.optim.votes.sums import borders, cut, join
-from node.wire.codec import Update, payload_hash
-from node.wire.validate import UpdateDoor, aggregate, encode, open_aggregate
+from node.wire import UpdateDoor, aggregate, encode, open_aggregate
 from protos.errors import Refusal
-from protos.slices import Aggregate, list_bytes, slice_of, split, sum_in
+from protos.slices import Aggregate, Update, hash_of, list_bytes, slice_of, split, sum_in
 from protos.slices import open_aggregate as named_aggregate
 from protos.v1 import log_pb2
 from tests.sim.sums import summed
@@ -94,8 +93,8 @@ def test_a_slice_of_a_sum_that_is_none_costs_its_own_range_alone() -> None:
 def test_a_payload_has_one_name_and_each_wrong_byte_is_seen() -> None:
     data = payload(Update(STEP, 16, votes(16, 8, 1)), 8, 4)
     head = data[: list_bytes(4)]
-    assert payload_hash(data, 4) == payload_hash(head) != payload_hash(data)
-    assert payload_hash(data[:-1] + b"\0", 4) == b"", "a slice is not the one that the list names"
+    assert hash_of(data, 4) == hash_of(head) != hash_of(data)
+    assert hash_of(data[:-1] + b"\0", 4) == b"", "a slice is not the one that the list names"
     with pytest.raises(Refusal, match="other bytes than the list"):
         door(8, 4).open(data[:-1] + b"\0", STEP)
     with pytest.raises(Refusal, match="behind the last slice"):

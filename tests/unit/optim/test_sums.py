@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from node.optim.base import BY_CHUNKS, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
-from node.optim.exact.dct import CAP_MAX
+from node.optim.exact.transforms import CAP_MAX
 from node.optim.votes import silence, sums
 from node.optim.votes.groups import VotesError
 from node.optim.votes.payload import Choice
 from node.optim.votes.places import Draw
-from node.wire.codec import Update
-from node.wire.validate import UpdateDoor, aggregate, open_aggregate
+from node.wire import UpdateDoor, aggregate, open_aggregate
 from protos.errors import Refusal
+from protos.slices import Update
 
 RUN, DIGEST = b"r" * 32, b"d" * 32
 LR = float(np.float32(0.01))

@@ -17,7 +17,7 @@ from node.optim.backends.portable import Family
 from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.exact import transforms
-from node.optim.exact.dct import CAP_MAX, EXACT_INTEGER_MAX, MIDDLE_SHIFT, VOTE_SUM_MAX, integer_basis
+from node.optim.exact.transforms import CAP_MAX, EXACT_INTEGER_MAX, MIDDLE_SHIFT, VOTE_SUM_MAX, integer_basis
 from node.optim.layout import Layout
 from node.optim.votes import silence
 from node.optim.votes.groups import NotANumber, VotesError

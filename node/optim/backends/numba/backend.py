@@ -19,7 +19,7 @@ from torch import Tensor
 from node.optim import second_moment
 from node.optim.backends.numba import inverse, kernels, momentum_kernels
 from node.optim.base import Base
-from node.optim.exact import dct
+from node.optim.exact import transforms
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay, decay_factor, decayed
@@ -139,7 +139,7 @@ class Fused:
         self._plan = (plan.core, plan.strips, plan.first_strips)
         self._gathered = plan.gathered
         self._coefficients: npt.NDArray[np.int16] = np.stack([_coefficients(size) for size in votes.GROUP_SIZES])
-        basis = dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
+        basis = transforms.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
         self._inverse = _multiples(basis), second_basis(basis)
         self._taken = [NO_VALUES]  # kept, by copies too: fresh memory costs a page fault for every 4 KiB
         self._compile()

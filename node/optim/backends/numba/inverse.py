@@ -1,6 +1,6 @@
 """The exact inverse and the update of the parameters, as LLVM instructions on whole numbers.
 
-Replicated: the same bits as the portable path gives (`dct.inverse_exact`), so nothing here may be contracted.
+Replicated: the same bits as the portable path gives (`transforms.inverse_exact`), so nothing here may be contracted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from node.optim.backends.numba.emit import (
     same,
     times,
 )
-from node.optim.exact.dct import VOTE_SUM_MAX
+from node.optim.exact.transforms import VOTE_SUM_MAX
 from node.optim.layout import CHUNK_SIDE
 
 VOTES_AT_ONCE = 2 * LANES

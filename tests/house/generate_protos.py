@@ -1,7 +1,7 @@
 """Generate the Python code of `protos/v1/*.proto`, or check that the committed code is what the .proto files say.
 
-python -m protos.generate           write protos/v1/*_pb2*.py and .pyi
-python -m protos.generate --check   exit 1 and name the files that differ
+python -m tests.house.generate_protos           write protos/v1/*_pb2*.py and .pyi
+python -m tests.house.generate_protos --check   exit 1 and name the files that differ
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTAL = re.compile(r"\n\n # This class is part of an EXPERIMENTAL API\.\nclass .*?(?=\n\n\n|\Z)", re.S)
 """Calls without a channel, a class for each service: nobody here makes any, and they are half of the file."""
 

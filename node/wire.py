@@ -13,16 +13,16 @@ from functools import cached_property
 
 import numpy as np
 
-from node.optim.exact.dct import VOTE_SUM_MAX
+from node.optim.exact.transforms import VOTE_SUM_MAX
 from node.optim.votes import sums
 from node.optim.votes.groups import VotesError
 from node.optim.votes.payload import PLAIN, Form
 from node.optim.votes.sums import borders, cut, join
-from node.wire.codec import Update, encode_update
 from protos import slices
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
 from protos.limits import PAYLOAD_BYTES_MAX, UPDATE_HEADER_BYTES_MAX
+from protos.slices import Update, encode_update
 from protos.v1 import update_pb2
 
 
