@@ -73,8 +73,8 @@ class DeMoOptimizer(ParameterGroups, Joinable):
 
     `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `cap`, `values`, `transform`,
     `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's: `base` of a module is muon
-    by chunks (`base.BY_CHUNKS`), and sign of parameters alone or with `magnitudes`. `beta2` None is 0.99, and 0 with
-    `magnitudes` or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
+    by chunks (`base.BY_CHUNKS`), and sign with `magnitudes`, or of parameters alone, which warns. `beta2` None is 0.99, and 0
+    with `magnitudes` or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
     `muon` and `decay="matrices"` have to know tables: give the module. With named parameters, names alone tell tables, and
     `muon` warns of 3 dimensions (a stack of experts, or a convolution). Parameters without names raise `ValueError`.
 
@@ -126,8 +126,8 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(SETTINGS))}")
         if isinstance(params, nn.Module):
             check_unwrapped(params)
-        demo = defaults_of(params, beta2, settings) | {"seed": seed_bytes(seed)}
-        own = {"chunk": chunk} if paper else demo
+        random = {"seed": seed_bytes(seed)}
+        own = {"chunk": chunk} if paper else defaults_of(params, beta2, settings) | random
         if local is not None and local.steps > 1 and not settings.get("magnitudes"):
             raise ValueError(
                 "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size"

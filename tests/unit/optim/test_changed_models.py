@@ -18,6 +18,8 @@ from node.optim.given_groups import settings_digest
 from node.optim.local import LocalConfig
 from node.optim.torch_optimizer import DeMoOptimizer
 
+pytestmark = pytest.mark.filterwarnings("ignore:parameters do not tell:UserWarning")
+
 LR = 1e-2
 
 

@@ -25,6 +25,8 @@ from protos.errors import Refusal
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import RunConfig
 
+pytestmark = pytest.mark.filterwarnings("ignore:parameters do not tell:UserWarning")
+
 LR = float(np.float32(0.01))
 CPU = torch.device("cpu")
 
@@ -87,6 +89,19 @@ def test_muon_without_the_module_warns_of_what_names_do_not_tell() -> None:
     named = [("emb.weight", nn.Parameter(torch.randn(3, 64, 64))), ("map.weight", nn.Parameter(torch.randn(64, 64)))]
     DeMoOptimizer(named, lr=LR, base=BaseConfig("muon"))
     DeMoOptimizer(Tiny().named_parameters(), lr=LR, decay="matrices")
+
+
+@pytest.mark.filterwarnings("default")
+def test_parameters_without_their_module_warn_that_their_base_is_another_one(recwarn: pytest.WarningsRecorder) -> None:
+    for settings in ({"base": "sign"}, {"base": "sgd", "magnitudes": True}, {"method": "paper"}):
+        DeMoOptimizer(nn.Linear(64, 64).parameters(), lr=LR, **settings)
+    DeMoOptimizer(Tiny(), lr=LR)
+    assert not recwarn.list
+    for given in (Tiny().parameters(), Tiny().named_parameters(), [{"params": Tiny().parameters()}]):
+        with pytest.warns(UserWarning, match=r"their base is 'sign', not Muon by chunks.*Give the module") as told:
+            optimizer = DeMoOptimizer(given, lr=LR)
+        assert [warning.filename for warning in told] == [__file__]
+        assert optimizer.param_groups[0]["method"] == "dct, sign"
 
 
 def test_modules_tell_tables_and_convolutions() -> None:

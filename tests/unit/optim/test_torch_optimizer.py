@@ -19,6 +19,8 @@ from node.optim.votes import groups as votes
 from protos.optimizer_config import OptimizerConfig
 from tests.system.copied import ranks
 
+pytestmark = pytest.mark.filterwarnings("ignore:parameters do not tell:UserWarning")
+
 STEPS = 6
 
 
