@@ -133,8 +133,9 @@ def test_a_factory_that_another_process_builds_otherwise_is_refused(kind: str, m
         dry_run(code("ByName", kind), 256, 20)
 
 
-@pytest.mark.parametrize("kind", ["sorted", "mask"])
+@pytest.mark.parametrize("kind", ["sorted", "mask", "rounding", "prints"])
 def test_a_factory_that_looks_like_them_passes(kind: str) -> None:
+    """Also one whose numbers other threads round otherwise, as those of `orthogonal_`, and one that prints at its end."""
     assert dry_run(code("ByName", kind), 256, 20).notes == ()
 
 
