@@ -287,7 +287,7 @@ class Handover:
             self.give_back(NoVotes("the program's loop went on without a gradient for this step"))
             self._receive()
         elif self._taken is not None and self._taken.late:
-            self.give_back(NoVotes("the step was decided while the program evaluated or saved the model"))
+            self.give_back(GradResult(math.nan, 0, 0))  # as one that nobody has taken
             self._receive()
         return self._taken
 

@@ -148,11 +148,7 @@ def test_a_step_that_is_decided_while_the_program_evaluates_is_given_back_withou
     made, handover, program = with_program(evaluates)
     for step, late in ((1, never), (2, decided.is_set), (3, never)):
         made.maker.begin(step, LR, late)
-        if step == 2:
-            with pytest.raises(NoVotes, match="decided while the program evaluated or saved the model"):
-                made.gradients(text(), RANGES, 3, None, never)
-        else:
-            made.gradients(text(), RANGES, 3, None, never)
+        assert made.gradients(text(), RANGES, 3, None, never).samples == (0 if step == 2 else 8)
     handover.end()
     program.join(240)
     assert (seen, program.error) == ([1, 3], None)
