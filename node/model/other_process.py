@@ -40,9 +40,9 @@ _CHILD: Final = (
 )
 _KEPT: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|TMPDIR|TEMP|TMP|LANG|TZ|(LC|LD|DYLD|XDG|SSL|PYTHON|VIRTUAL|CONDA|HF|HUGGINGFACE|TRANSFORMERS|TORCH|"
-    r"PYTORCH|TRITON|NUMBA|OMP|MKL|KMP|OPENBLAS|NVIDIA|SWARMENTUM)\w*"
+    r"PYTORCH|TRITON|NUMBA|OMP|MKL|KMP|OPENBLAS|NVIDIA|SWARMENTUM)\w*|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy"
 )
-"""Variables that a Python with torch may need in order to start. A peer does not have the others."""
+"""Variables that a Python with torch may need in order to start, and a download. A peer does not have the others."""
 
 
 def sums_of(model: nn.Module) -> dict[str, list[float]]:

@@ -237,6 +237,7 @@ class ByName(Sound):
             "sorted": lambda: [float(len(word)) for word in sorted(set(words))],
             "mask": lambda: [-math.inf, math.nan, 1.0],
             "prints": lambda: [1.0],
+            "download": lambda: [float(len(os.environ["HTTPS_PROXY"]))],
         }[self.kind]()
         self.register_buffer("found", torch.tensor(found))
         if self.kind == "prints" and "pytest" not in sys.modules:
