@@ -347,7 +347,7 @@ def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
             f"{where}: {differing!r} is another one in each build from the same seed: draw from torch's random numbers alone, "
             "so that each peer builds the same"
         )
-    del other
+    del one, other
     one = build(spec, SEED)  # those before had a pass, which may change what a model keeps for itself
     sums = sums_of(one)
     if has_own_loop(one):
@@ -357,6 +357,7 @@ def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
     with _named(where):
         found = examine(one, vocabulary, context, mend_causality=mend, own_code=True)
     _sound(found, where)
+    one.zero_grad(set_to_none=True)  # other processes need the memory
     return DryRun("", (*found.notes, *_elsewhere(spec, sums, where)), spec, one, found.loss)
 
 

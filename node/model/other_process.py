@@ -2,8 +2,9 @@
 
 The peers of a run begin with equal numbers, and no vote carries a buffer. Code may read what another peer has otherwise: the
 order of a set and `hash` (which follow from PYTHONHASHSEED), the process, the time, the threads, a card, variables of the
-environment. Such code builds the same twice in one process. Compares sums, because other threads round otherwise. Refuses to
-call code faulty that the other processes cannot import: code of a notebook is in no file.
+environment. Such code builds the same twice in one process. Compares sums, because other threads round otherwise. Builds in one
+other process at a time, for the memory. Refuses to call code faulty that the other processes cannot import: code of a notebook
+is in no file.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import torch
@@ -27,19 +26,23 @@ from protos.process import python_command, safe_environment
 PROCESSES: Final = 2
 """One hash seed in two puts two words into the same order."""
 SECONDS_MAX: Final = 240.0
-"""Of waiting: for the import of torch, and for two builds of 200 million parameters."""
+"""Of waiting: for the import of torch, and for a build of 200 million parameters."""
 TOLERANCE: Final = 1e-5
-"""Of a tensor's norm: what other threads may round otherwise."""
+"""Of a tensor's norm."""
+TOLERANCE_OF_THREADS: Final = 1e-2
+"""Other threads round otherwise. A QR of 1,024 rows (`orthogonal_`) makes 1e-5 of that, an inverse 1e-3."""
 PART: Final = 1 << 20
+_MARK: Final = b"swarmentum built: "
+"""Begins the line of the answer: code may print lines of its own."""
 _CHILD: Final = (
     "import json, sys; given = json.load(sys.stdin); sys.path[:] = given.pop('path'); "
     "from node.model.other_process import answer; answer(**given)"
 )
 _KEPT: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|TMPDIR|TEMP|TMP|LANG|TZ|(LC|LD|DYLD|XDG|SSL|PYTHON|VIRTUAL|CONDA|HF|HUGGINGFACE|TRANSFORMERS|TORCH|"
-    r"PYTORCH|TRITON|NUMBA|OMP|MKL|KMP|OPENBLAS|NVIDIA|SWARMENTUM)\w*"
+    r"PYTORCH|TRITON|NUMBA|OMP|MKL|KMP|OPENBLAS|NVIDIA|SWARMENTUM)\w*|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy"
 )
-"""Variables that a Python with torch may need in order to start. A peer does not have the others."""
+"""Variables that a Python with torch may need in order to start, and a download. A peer does not have the others."""
 
 
 def sums_of(model: nn.Module) -> dict[str, list[float]]:
@@ -59,24 +62,21 @@ def _sums(tensor: Tensor) -> list[float]:
     return [mixed, square**0.5]
 
 
-def answer(factory: str, kwargs: dict[str, Any], seed: int) -> None:
-    """In the other process: print the sums as JSON in the last line, or the error that a build raised."""
+def answer(factory: str, kwargs: dict[str, Any], seed: int, threads: int) -> None:
+    """In the other process: print the sums as JSON in a line, or the error that a build raised."""
+    torch.set_num_threads(threads)
     try:
         found: dict[str, Any] = {"sums": sums_of(build(ModelSpec(factory=factory, kwargs=kwargs), seed))}
     except (ModelError, *FAILURES) as error:
         found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+    sys.stdout.write(f"\n{_MARK.decode()}{json.dumps(found)}\n")
 
 
-def _environments() -> Iterator[dict[str, str]]:
-    """With other hash seeds and other numbers of threads than here, without a card, and without what a peer has not."""
+def _environment(hash_seed: str, threads: int) -> dict[str, str]:
+    """Without a card, and without what a peer has not."""
     kept = {name: value for name, value in safe_environment().items() if _KEPT.fullmatch(name)}
-    seeds = (seed for seed in "123" if seed != os.environ.get("PYTHONHASHSEED"))
-    threads = "2" if torch.get_num_threads() == 1 else "1"
-    for seed, _ in zip(seeds, range(PROCESSES), strict=False):
-        yield kept | {
-            "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ""
-        }  # fmt: skip
+    named = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    return {**kept, **named, "PYTHONHASHSEED": hash_seed, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def compare_elsewhere(spec: ModelSpec, seed: int, here: dict[str, list[float]], where: str) -> str:
@@ -84,58 +84,55 @@ def compare_elsewhere(spec: ModelSpec, seed: int, here: dict[str, list[float]], 
 
     Raises ModelError with the name of a parameter or buffer that is another one there. `here`: the sums of this process.
     """
-    given = json.dumps({"path": sys.path, "factory": spec.factory, "kwargs": dict(spec.kwargs), "seed": seed})
-    unbuilt = f"{where}: it was not built in another process, to see that peers build the same: "
-    try:
-        with ExitStack() as started:
-            children = [started.enter_context(_started(environment, given)) for environment in _environments()]
-            answers = [_answer_of(child) for child in children]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{unbuilt}{error}"
-    for found in answers:
-        if "sums" not in found:
-            return f"{unbuilt}{found.get('error')}"
-        if other := _other(here, found["sums"]):
+    given = {"path": sys.path, "factory": spec.factory, "kwargs": dict(spec.kwargs), "seed": seed}
+    own = torch.get_num_threads()
+    seeds = [it for it in "123" if it != os.environ.get("PYTHONHASHSEED")]
+    for hash_seed, threads in list(zip(seeds, (2 if own == 1 else 1, own), strict=False))[:PROCESSES]:
+        found = _answer(given, hash_seed, threads)
+        other = _other(here, found.get("sums", here), TOLERANCE)
+        if other and threads != own:  # rounding, unless the threads of this process make another one, too
+            loose = _other(here, found["sums"], TOLERANCE_OF_THREADS)
+            found = _answer(given, hash_seed, own)
+            other = loose or _other(here, found.get("sums", here), TOLERANCE)
+        if other:
             raise ModelError(
                 f"{where}: {other!r} is another one in another process: it follows from PYTHONHASHSEED (the order of a set, "
                 "hash()), the number of threads, a card, a clock, or a variable of the environment; make it from torch's "
                 "random numbers and model.kwargs alone, so that each peer builds the same"
             )
+        if "sums" not in found:
+            return f"{where}: it was not built in another process, to see that peers build the same: {found['error']}"
     return ""
 
 
-@contextmanager
-def _started(environment: dict[str, str], given: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that builds; it ends with the block."""
+def _answer(given: dict[str, Any], hash_seed: str, threads: int) -> dict[str, Any]:
+    """`sums`, or `error`, of a process that builds. It ends with this call."""
     pipe = subprocess.PIPE
-    command = python_command("-c", _CHILD)
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
-        try:
-            assert child.stdin is not None
-            child.stdin.write(given)
-            child.stdin.close()
-            child.stdin = None  # `communicate` would close it again
-            yield child
-        finally:
-            child.kill()
-
-
-def _answer_of(child: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = child.communicate(timeout=SECONDS_MAX)
     try:
-        found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    except (ValueError, IndexError):
-        said = next((line for line in reversed(err.splitlines()) if line.strip()), "")
-        return {"error": said or f"exit code {child.returncode}"}
-    return found
+        with subprocess.Popen(
+            python_command("-c", _CHILD), stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(hash_seed, threads)
+        ) as child:
+            try:
+                out, err = child.communicate(json.dumps({**given, "threads": threads}).encode(), timeout=SECONDS_MAX)
+            finally:
+                child.kill()
+    except subprocess.TimeoutExpired:
+        return {"error": f"it took more than {SECONDS_MAX:g} s"}
+    except OSError as error:
+        return {"error": str(error)}
+    if mine := [line for line in out.splitlines() if line.startswith(_MARK)]:
+        answered: dict[str, Any] = json.loads(mine[-1].removeprefix(_MARK))
+        return answered
+    said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+    return {"error": said[-1] if said else f"exit code {child.returncode}"}
 
 
-def _other(here: dict[str, list[float]], there: dict[str, list[float]]) -> str:
+def _other(here: dict[str, list[float]], there: dict[str, list[float]], tolerance: float) -> str:
     """The first name whose sums are others; empty if there is none."""
     for name in here | there:
         one, other = here.get(name), there.get(name)
         if one is None or other is None:
             return name
-        if not all(abs(a - b) <= TOLERANCE * max(one[1], other[1]) for a, b in zip(one, other, strict=True)):
+        if not all(abs(a - b) <= tolerance * max(one[1], other[1]) for a, b in zip(one, other, strict=True)):
             return name
     return ""

@@ -282,10 +282,13 @@ class Handover:
 
     def take(self) -> Share | None:
         """The next share, once there is one; None: the training is over. A share that the program still has goes back."""
-        if not self._ahead:
+        ahead, self._ahead = self._ahead, False
+        if not ahead:
             self.give_back(NoVotes("the program's loop went on without a gradient for this step"))
             self._receive()
-        self._ahead = False
+        elif self._taken is not None and self._taken.late:
+            self.give_back(GradResult(math.nan, 0, 0))  # as one that nobody has taken
+            self._receive()
         return self._taken
 
     def _receive(self) -> None:

@@ -47,8 +47,9 @@ CLOSE_SECONDS_MAX = 60.0
 class Joined:
     """A peer whose gradients this program makes. Iterate over it: each round is a `Share`, and ends with `contribute`.
 
-    The model belongs to the swarm in `contribute` and between rounds, and to the loop otherwise. The `with` block ends the
-    peer: the momentum is saved, and a later `join` with the same home goes on with it.
+    The model belongs to the swarm in `contribute`, which waits for the next share, and to the loop otherwise, also after the
+    last round. A program with several peers needs a thread for each. The `with` block ends the peer: the momentum is saved, and
+    a later `join` with the same home goes on with it.
     """
 
     def __init__(

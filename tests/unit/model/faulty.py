@@ -1,8 +1,10 @@
 """Factories of modules that no run should train, each with one fault, and of sound ones that look like them."""
 
+import atexit
 import math
 import os
 import random
+import sys
 import time
 
 import torch
@@ -230,11 +232,16 @@ class ByName(Sound):
             "set": lambda: [float(len(word)) for word in set(words)],
             "hash": lambda: [float(hash(word) % 97) for word in words],
             "threads": lambda: [float(torch.get_num_threads())],
+            "rounding": lambda: [1.0 + 1e-4 * torch.get_num_threads()],
             "environment": lambda: [float(len(os.environ.get("WHERE_A_PEER_STANDS", "")))],
             "sorted": lambda: [float(len(word)) for word in sorted(set(words))],
             "mask": lambda: [-math.inf, math.nan, 1.0],
+            "prints": lambda: [1.0],
+            "download": lambda: [float(len(os.environ["HTTPS_PROXY"]))],
         }[self.kind]()
         self.register_buffer("found", torch.tensor(found))
+        if self.kind == "prints" and "pytest" not in sys.modules:
+            atexit.register(os.write, 1, b"7\n\xff\n")
 
 
 KINDS = {

@@ -133,8 +133,11 @@ def test_a_factory_that_another_process_builds_otherwise_is_refused(kind: str, m
         dry_run(code("ByName", kind), 256, 20)
 
 
-@pytest.mark.parametrize("kind", ["sorted", "mask"])
-def test_a_factory_that_looks_like_them_passes(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["sorted", "mask", "rounding", "prints", "download"])
+def test_a_factory_that_looks_like_them_passes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose numbers other threads round otherwise, as those of `orthogonal_`, one that prints at its end, and one that
+    needs the way to the network."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     assert dry_run(code("ByName", kind), 256, 20).notes == ()
 
 

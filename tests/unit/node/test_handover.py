@@ -135,6 +135,25 @@ def test_contribute_returns_with_the_swarms_newest_model() -> None:
     assert [torch.equal(then, now) for then, now in zip(after, (2 * first, first), strict=True)] == [True, True]
 
 
+def test_a_step_that_is_decided_while_the_program_evaluates_is_given_back_without_another_gradient() -> None:
+    """`contribute` brought the next share, and the round that it is for begins after the evaluation, which may take hours."""
+    decided, seen = threading.Event(), list[int]()
+
+    def evaluates(handover: Handover, share: Share) -> None:
+        seen.append(share.number)
+        own_loop(handover, share)
+        if share.number == 1:
+            decided.set()
+
+    made, handover, program = with_program(evaluates)
+    for step, late in ((1, never), (2, decided.is_set), (3, never)):
+        made.maker.begin(step, LR, late)
+        assert made.gradients(text(), RANGES, 3, None, never).samples == (0 if step == 2 else 8)
+    handover.end()
+    program.join(240)
+    assert (seen, program.error) == ([1, 3], None)
+
+
 def test_a_share_names_its_samples_and_the_learning_rate() -> None:
     seen: list[Any] = []
 
