@@ -16,7 +16,7 @@ from torch import nn
 
 import swarmentum
 from protos.identity import Identity
-from tests.system import trainer_peer
+from tests.system import tiny, trainer_peer
 from tests.system.local_swarm import (
     PATIENT,
     READY_SECONDS_MAX,
@@ -250,6 +250,29 @@ def test_what_does_not_fit_the_run_is_said_in_words(
     words: dict[str, Any] = {"home": tmp_path, "listen": "127.0.0.1:0", "allow_data": True} | given
     with pytest.raises(swarmentum.OperatorError, match=said):
         swarmentum.join(swarm.link, Wider(), **words)
+
+
+def test_two_peers_of_one_thread_are_refused_and_of_two_threads_are_not(
+    swarm: swarmentum.Local, tmp_path: Path
+) -> None:
+    """`contribute` of the one would wait for a step that waits for the other."""
+    words: dict[str, Any] = {"listen": "127.0.0.1:0", "allow_data": True, "allow_code": True}
+    with (
+        swarmentum.join(swarm.link, tiny.model(), home=tmp_path / "a", **words) as one,
+        swarmentum.join(swarm.link, tiny.model(), home=tmp_path / "b", **words) as other,
+    ):
+        next(iter(one))
+        with pytest.raises(
+            swarmentum.OperatorError, match="run each in a thread of its own, or close the other one first"
+        ):
+            next(iter(other))
+        shares = list[object]()
+        elsewhere = threading.Thread(target=lambda: shares.append(next(iter(other))))
+        elsewhere.start()
+        elsewhere.join(240)
+        assert len(shares) == 1
+        one.close()
+        next(iter(other))
 
 
 @pytest.mark.nightly

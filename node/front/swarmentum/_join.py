@@ -63,6 +63,7 @@ class Joined:
         self._ready = threading.Event()
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
+        self._driver: threading.Thread | None = None
         own = Own(self._handover, reads, self._ready.set)
         self._thread = threading.Thread(
             target=self._run, args=(link, settings, own), name="swarmentum peer", daemon=True
@@ -102,6 +103,12 @@ class Joined:
         threads = self._settings.threads
         if threads is not None:  # torch counts threads for each caller
             torch.set_num_threads(threads)
+        self._driver = threading.current_thread()
+        if any(it is not self and it._driver is self._driver and it._thread.is_alive() for it in list(_open)):
+            raise OperatorError(
+                "this thread takes the shares of another peer already. A peer waits for the next step in `contribute`, and the "
+                "step waits for the other peer: run each in a thread of its own, or close the other one first"
+            )
         share = self._handover.take()
         if share is None:
             self._thread.join()
