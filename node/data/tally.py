@@ -221,27 +221,35 @@ REPEATED_SHARE_MIN: Final = 0.01
 
 
 class Repeats:
-    """Counts documents that came before, byte for byte, among the first REPEATED_KEPT. Leaves none out."""
+    """Counts documents that came before, byte for byte. Leaves none out.
+
+    It remembers REPEATED_KEPT of them at most: beyond, every second one by its hash, then every fourth, and so on. A document
+    that came before is then seen, or left out, as it was; the counts are estimates.
+    """
 
     def __init__(self) -> None:
-        self._seen = set[int]()
+        self._seen, self._one_in = set[int](), 1
         self.count = self._repeated = self._size = 0
 
     def saw(self, data: bytes) -> None:
         """A document was read."""
-        if len(data) < REPEATED_BYTES_MIN or len(self._seen) == REPEATED_KEPT:
+        if len(data) < REPEATED_BYTES_MIN or (digest := hash(data)) % self._one_in:
             return
-        self._size += len(data)
-        if (digest := hash(data)) in self._seen:
-            self.count += 1
-            self._repeated += len(data)
+        self._size += len(data) * self._one_in
+        if digest in self._seen:
+            self.count += self._one_in
+            self._repeated += len(data) * self._one_in
         self._seen.add(digest)
+        if len(self._seen) > REPEATED_KEPT:
+            self._one_in *= 2
+            self._seen = {it for it in self._seen if it % self._one_in == 0}
 
     def words(self) -> str:
         """For people, with a place for the number; empty if they are less than REPEATED_SHARE_MIN of the text."""
         if self._repeated <= REPEATED_SHARE_MIN * self._size:
             return ""
         return (
-            f"{{}} documents ({self._repeated / self._size:.0%} of the text) were there before, such as packed and unpacked: "
-            "they count again, and a held-out loss may be of text that is trained on"
+            f"documents that were there before, such as packed and unpacked: {'about ' if self._one_in > 1 else ''}{{}} "
+            f"({self._repeated / self._size:.0%} of the text); they count again, and a held-out loss may be of text that is "
+            "trained on"
         )

@@ -18,7 +18,7 @@ from node.data import rows, sources, text_files
 from node.data.build import build
 from node.data.corpus import look_at, open_corpus, survey
 from node.data.sources import Source, documents
-from node.data.tally import LeftOutError, LeftOutReason, Tally
+from node.data.tally import LeftOutError, LeftOutReason, Repeats, Tally
 from node.data.tokenizer import ByteTokenizer
 from protos.errors import DataError
 
@@ -218,7 +218,7 @@ def test_text_that_is_there_twice_is_told(tmp_path: Path) -> None:
     """It counts twice, and the end that is held out may be one of the two."""
     text = "a line of a text\n" * 40
     root = put(tmp_path / "a", {"a.txt": text, "a.txt.gz": gzip.compress(text.encode()), "b.txt": text.upper()})
-    told = "1 documents (33% of the text) were there before, such as packed and unpacked: they count again"
+    told = "documents that were there before, such as packed and unpacked: 1 (33% of the text); they count again"
     tally = Tally()
     assert len(list(documents(Source(str(root)), tally))) == 3
     [note] = tally.reading().notes
@@ -229,6 +229,21 @@ def test_text_that_is_there_twice_is_told(tmp_path: Path) -> None:
     tally = Tally()
     list(documents(Source(str(root)), tally))
     assert tally.reading().notes == ()
+
+
+def test_a_text_of_more_documents_than_are_remembered_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second copy of a long text begins after all that fits."""
+    monkeypatch.setattr("node.data.tally.REPEATED_KEPT", 64)
+    texts = [f"{number} ".encode() * 256 for number in range(1000)]
+    twice, once = Repeats(), Repeats()
+    for text in (*texts, *texts):
+        twice.saw(text)
+        assert len(twice._seen) <= 64
+    for text in texts:
+        once.saw(text)
+    assert "about" in twice.words()
+    assert twice.count > 100, "1,000 as estimated: hashes differ from process to process"
+    assert once.words() == ""
 
 
 def bad(reason: LeftOutReason, line: str | bytes, words: str) -> tuple[LeftOutReason, bytes, str]:
