@@ -11,7 +11,7 @@ generation.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -107,7 +107,7 @@ def compare(replay: Replay, exported: Path) -> str:
     config = replay.genesis.config
     why = settings_difference(config.model, exported)  # first: the names of weights follow from it
     if why is None:
-        why = first_difference(replay.state, exported, model_of(config, exported, replay.state))
+        why = first_difference(replay.state, exported, lambda: model_of(config, exported, replay.state))
     if why is not None:
         raise BadStepError(replay.step, f"{exported}: {why}")
     return f"bit-identical to {exported}"
@@ -165,10 +165,12 @@ def _table(file: Path, step: int) -> Mapping[str, Any]:
     return found
 
 
-def first_difference(state: Mapping[str, Tensor], exported: Path, model: nn.Module | None = None) -> str | None:
+def first_difference(
+    state: Mapping[str, Tensor], exported: Path, make: Callable[[], nn.Module | None] = lambda: None
+) -> str | None:
     """How the weights of a folder differ from the parameters of `state`, or None. A tied tensor may be there once or twice.
 
-    `model`: of the run, if its type has other names in files than in a state.
+    `make`: the run's model, which is built only if names or shapes differ: its type may have others in files than in a state.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -181,7 +183,8 @@ def first_difference(state: Mapping[str, Tensor], exported: Path, model: nn.Modu
     except (SafetensorError, OSError) as error:
         return f"{WEIGHTS} cannot be read: {error}"
     parameters = {name: tensor for name, tensor in state.items() if not name.startswith(BASE_PREFIX)}
-    if model is not None:
+    other = _shapes(weights) != _shapes(parameters)
+    if other and (model := make()) is not None:
         parameters = _as_saved(parameters, model)
     there = {(tensor.data_ptr(), tensor.shape) for name, tensor in parameters.items() if name in weights}
     for name, tensor in parameters.items():
@@ -195,6 +198,10 @@ def first_difference(state: Mapping[str, Tensor], exported: Path, model: nn.Modu
         if not any(same_bits(tensor, weights[name]) for tensor in parameters.values()):
             return f"holds {name}, which the run does not train: nothing in the log confirms it"
     return None
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _is_weights(name: str) -> bool:

@@ -128,12 +128,16 @@ def test_an_export_of_each_kind_of_type_begins_a_run_and_is_confirmed(
     for name, parameter in made.named_parameters():
         assert torch.equal(dict(fresh.named_parameters())[name], parameter), name
     state = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
-    assert first_difference(state, folder, model_of(run, folder, state)) is None
+    assert first_difference(state, folder, lambda: model_of(run, folder, state)) is None
     assert settings_difference(run.model, folder) is None
-    assert first_difference({**state, "more": torch.ones(2)}, folder, model_of(run, folder, state)) == "lacks more"
+    assert (
+        first_difference({**state, "more": torch.ones(2)}, folder, lambda: model_of(run, folder, state)) == "lacks more"
+    )
     name = sorted(state)[-1]
     state[name].view(-1)[0] += 1
-    assert "differs from the replayed weights" in str(first_difference(state, folder, model_of(run, folder, state)))
+    assert "differs from the replayed weights" in str(
+        first_difference(state, folder, lambda: model_of(run, folder, state))
+    )
     wide = RunConfig(model=ModelConfig(config={key: value for key, value in config.items() if key != "vocab_size"}))
     (folder / "config.json").write_text(json.dumps({"vocab_size": 1 << 40}))
     assert model_of(wide, folder, state) is None, "a stranger's folder takes no memory"
