@@ -29,6 +29,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from protos import guard
+
 SAFE_PATH_FLAG: Final = "-P"
 SAFE_PATH_VARIABLE: Final = "PYTHONSAFEPATH"
 
@@ -36,6 +38,14 @@ SAFE_PATH_VARIABLE: Final = "PYTHONSAFEPATH"
 def python_command(*words: str, python: str | None = None) -> tuple[str, ...]:
     """The command that runs Python with `words`, such as `-m` and a module. `python`: another one than runs this program."""
     return (python or sys.executable, SAFE_PATH_FLAG, *words)
+
+
+def guarded(*command: str) -> tuple[str, ...]:
+    """The command line that runs `command` in a session of its own, and ends it with this process (`protos/guard.py`).
+
+    The thread that starts it has to live as long. To end it, terminate it: elsewhere than on Linux a killed guard ends nothing.
+    """
+    return (sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command)
 
 
 def keep_path_safe(environment: MutableMapping[str, str] = os.environ) -> None:

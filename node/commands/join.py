@@ -35,13 +35,12 @@ from node.commands.options import (
     need_node_extra,
     with_settings,
 )
-from node.commands.processes import GUARD
 from node.earlier_settings import TCP_ALONE
 from node.imports import many_imports
 from protos.console import configure_logging, lock_home
 from protos.disk import remove_left, replace_bytes
 from protos.errors import OperatorError
-from protos.process import EXIT_INTERRUPTED, asked_to_stop, leave, leaving_at_once, python_command
+from protos.process import EXIT_INTERRUPTED, asked_to_stop, guarded, leave, leaving_at_once, python_command
 
 if TYPE_CHECKING:
     from node.config import PeerSettings
@@ -309,7 +308,7 @@ def _started(link: str, home: Path, device: str, given: Mapping[str, Any], words
     own = {**{key: it for key, it in given.items() if key not in ("home", "device")}, "home": home, "device": device}
     pairs = [word for key, value in own.items() for word in ("--set", f"{key}={_text(value)}")]
     child = subprocess.Popen(
-        (*GUARD, str(os.getpid()), *python_command("-m", "node", "join", "-", *words, *pairs)),
+        guarded(*python_command("-m", "node", "join", "-", *words, *pairs)),
         stdin=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C comes from here, once

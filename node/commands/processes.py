@@ -14,7 +14,6 @@ import queue
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any
 
-from node.overlay import guard
 from protos.errors import (
     DivergedError,
     NetworkError,
@@ -31,12 +29,11 @@ from protos.errors import (
     StoppedError,
     SwarmentumError,
 )
-from protos.process import python_command
+from protos.process import guarded, python_command
 
 READY_SECONDS_MAX = 240.0
 STOP_SECONDS_MAX = 10.0
 LINES_SHOWN = 12
-GUARD = (sys.executable, "-I", "-S", guard.__file__)
 BY_EXIT_CODE = {
     error.exit_code: error for error in (OperatorError, NetworkError, RefusedError, DivergedError, StoppedError)
 }
@@ -55,7 +52,7 @@ class Processes:
 
         def start() -> subprocess.Popen[str]:
             return subprocess.Popen(
-                (*GUARD, str(os.getpid()), *python_command("-m", *command)),
+                guarded(*python_command("-m", *command)),
                 stdout=subprocess.PIPE,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from typing import Any, Final
 
 import torch
@@ -21,12 +22,12 @@ from torch import Tensor, nn
 
 from node.model.passes import FAILURES
 from node.model.spec import ModelError, ModelSpec, build
-from protos.process import python_command, safe_environment
+from protos.process import guarded, python_command, safe_environment
 
 PROCESSES: Final = 2
 """One hash seed in two puts two words into the same order."""
-SECONDS_MAX: Final = 240.0
-"""Of waiting: for the import of torch, and for a build of 200 million parameters."""
+SECONDS_MAX: Final = 120.0
+"""Of waiting for all of them: whoever waits for a dry run waits 300 s (`coordinator/commands/planning.py`)."""
 TOLERANCE: Final = 1e-5
 """Of a tensor's norm."""
 TOLERANCE_OF_THREADS: Final = 1e-2
@@ -85,14 +86,14 @@ def compare_elsewhere(spec: ModelSpec, seed: int, here: dict[str, list[float]], 
     Raises ModelError with the name of a parameter or buffer that is another one there. `here`: the sums of this process.
     """
     given = {"path": sys.path, "factory": spec.factory, "kwargs": dict(spec.kwargs), "seed": seed}
-    own = torch.get_num_threads()
+    own, until = torch.get_num_threads(), time.monotonic() + SECONDS_MAX
     seeds = [it for it in "123" if it != os.environ.get("PYTHONHASHSEED")]
     for hash_seed, threads in list(zip(seeds, (2 if own == 1 else 1, own), strict=False))[:PROCESSES]:
-        found = _answer(given, hash_seed, threads)
+        found = _answer(given, hash_seed, threads, until)
         other = _other(here, found.get("sums", here), TOLERANCE)
         if other and threads != own:  # rounding, unless the threads of this process make another one, too
             loose = _other(here, found["sums"], TOLERANCE_OF_THREADS)
-            found = _answer(given, hash_seed, own)
+            found = _answer(given, hash_seed, own, until)
             other = loose or _other(here, found.get("sums", here), TOLERANCE)
         if other:
             raise ModelError(
@@ -105,19 +106,24 @@ def compare_elsewhere(spec: ModelSpec, seed: int, here: dict[str, list[float]], 
     return ""
 
 
-def _answer(given: dict[str, Any], hash_seed: str, threads: int) -> dict[str, Any]:
+def _answer(given: dict[str, Any], hash_seed: str, threads: int, until: float) -> dict[str, Any]:
     """`sums`, or `error`, of a process that builds. It ends with this call."""
     pipe = subprocess.PIPE
     try:
         with subprocess.Popen(
-            python_command("-c", _CHILD), stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(hash_seed, threads)
+            guarded(*python_command("-c", _CHILD)),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=_environment(hash_seed, threads),
         ) as child:
             try:
-                out, err = child.communicate(json.dumps({**given, "threads": threads}).encode(), timeout=SECONDS_MAX)
+                words = json.dumps({**given, "threads": threads}).encode()
+                out, err = child.communicate(words, timeout=max(until - time.monotonic(), 0.0))
             finally:
-                child.kill()
+                child.terminate()
     except subprocess.TimeoutExpired:
-        return {"error": f"it took more than {SECONDS_MAX:g} s"}
+        return {"error": f"that took more than {SECONDS_MAX:g} s"}
     except OSError as error:
         return {"error": str(error)}
     if mine := [line for line in out.splitlines() if line.startswith(_MARK)]:

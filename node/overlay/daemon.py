@@ -24,11 +24,11 @@ from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
-from node.overlay import guard
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of
 from node.overlay.tunnels import Tunnels
 from protos.address import usable
 from protos.errors import NetworkError
+from protos.process import guarded
 from protos.text import printable
 from protos.waits import RETRY_SECONDS_MIN, Waits
 
@@ -80,7 +80,7 @@ class _Process(P2P):  # type: ignore[misc]
     @classmethod
     def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
         made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
-        return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *cls.before, *made, *cls.flags]
+        return [*guarded(*cls.before, *made, *cls.flags)]
 
     @staticmethod
     def _log_p2pd_message(line: str) -> None:

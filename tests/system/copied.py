@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from node.overlay import guard
+from protos import guard
 
 GUARD = (sys.executable, "-I", "-S", guard.__file__)
 """No program outlives tests that were killed."""

@@ -1,6 +1,6 @@
 """One peer of a rival, as a process of its own: `python -m tests.bench.race.worker RIVAL TASK.json RANK OWN_IP FIRST_IP`.
 
-Ends with its parent (node/overlay/guard.py starts it). Exit code 0: it ran to its end and rank 0 left the weights.
+Ends with its parent (protos/guard.py starts it). Exit code 0: it ran to its end and rank 0 left the weights.
 """
 
 import sys

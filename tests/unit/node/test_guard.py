@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.overlay import guard
+from protos import guard
 
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 PARENT = """
@@ -78,3 +78,21 @@ def test_a_command_whose_starter_is_gone_already_does_not_start() -> None:
     command = [sys.executable, "-I", "-S", guard.__file__, "1", "/bin/echo", "started"]
     done = subprocess.run(command, capture_output=True, timeout=270, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
+
+
+def test_a_process_that_builds_ends_with_the_one_that_asked(tmp_path: Path) -> None:
+    """`run check` kills the dry run when it takes too long, and a factory may build for minutes."""
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, time\n\n\ndef model():\n"
+        "    pathlib.Path(__file__).with_suffix('.pid').write_text(str(os.getpid()))\n    time.sleep(1000)\n"
+    )
+    asks = (
+        "import sys; sys.path.append(sys.argv[1]); from node.model.other_process import compare_elsewhere; "
+        "from node.model.spec import ModelSpec; compare_elsewhere(ModelSpec(factory='slow:model'), 1, {}, 'model')"
+    )
+    with subprocess.Popen([sys.executable, "-c", asks, str(tmp_path)]) as parent:
+        written = tmp_path / "slow.pid"
+        assert until(lambda: written.exists() and bool(written.read_text()))
+        child = int(written.read_text())
+        parent.kill()
+    assert until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
