@@ -117,7 +117,7 @@ def test_a_sound_factory_passes(name: str, kind: str, monkeypatch: pytest.Monkey
         ("in_inference_mode", "parameter 'table.weight' was made under torch.inference_mode, and cannot be trained"),
         ("of_probabilities", "it answers with probabilities .* leave its softmax out"),
         ("tied_in_a_pass", "its first pass adds, ties or removes the parameter 'head.weight'"),
-        ("of_python", "'mid.weight' is another one in each build from the same seed"),
+        ("of_python", "'mid.weight' has other numbers in each build from the same seed"),
     ],
 )
 def test_builds_that_a_run_cannot_use(factory: str, says: str) -> None:
@@ -129,7 +129,7 @@ def test_builds_that_a_run_cannot_use(factory: str, says: str) -> None:
 def test_a_factory_that_another_process_builds_otherwise_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two builds in one process are the same: they have one order of a set, and one environment."""
     monkeypatch.setenv("WHERE_A_PEER_STANDS", "here alone")
-    with pytest.raises(ModelError, match=r"make': 'found' is another one in another process: .*PYTHONHASHSEED"):
+    with pytest.raises(ModelError, match=r"make': 'found' has other numbers in another process: .*PYTHONHASHSEED"):
         dry_run(code("ByName", kind), 256, 20)
 
 
