@@ -344,8 +344,8 @@ def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
         raise ModelError(f"{where}: building it fails: {type(error).__name__}: {what}") from error
     if differing := _differing(one, other):
         raise ModelError(
-            f"{where}: {differing!r} has other numbers in each build from the same seed: draw from torch's random numbers alone, "
-            "so that each peer builds the same"
+            f"{where}: {differing!r} has other numbers in each build from the same seed: draw from torch's random numbers "
+            "alone, so that each peer builds the same"
         )
     del one, other
     one = build(spec, SEED)  # those before had a pass, which may change what a model keeps for itself
