@@ -98,8 +98,8 @@ def compare_elsewhere(spec: ModelSpec, seed: int, here: dict[str, list[float]], 
         if other:
             raise ModelError(
                 f"{where}: {other!r} has other numbers in another process: they follow from PYTHONHASHSEED (the order of a "
-                "set, hash()), the number of threads, a card, a clock, or a variable of the environment; make them from torch's "
-                "random numbers and model.kwargs alone, so that each peer builds the same"
+                "set, hash()), the number of threads, a card, a clock, or a variable of the environment; make them from "
+                "torch's random numbers and model.kwargs alone, so that each peer builds the same"
             )
         if "sums" not in found:
             return f"{where}: it was not built in another process, to see that peers build the same: {found['error']}"
