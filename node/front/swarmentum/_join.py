@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -35,9 +35,6 @@ from protos.invite import Invite
 
 if TYPE_CHECKING:
     from node.training.telemetry import Summary
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 NOT_OF_A_LOOP = ("device", "precision", "activation_checkpointing", "compile")
 """Settings of the command that the program's own model and loop decide."""
