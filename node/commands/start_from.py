@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from node.admission.consent import check_code
 from node.archive import files
-from node.assemble import PIECES, folder_of
+from node.building import PIECES, folder_of
 from node.commands import hugging_face
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer

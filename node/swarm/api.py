@@ -21,8 +21,8 @@ from node.overlay.reach import Access
 from node.swarm.facts import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import JoinFacts
 from node.swarm.outbox import Outbox
+from node.swarm.runtime import Counters
 from node.swarm.session import Session
-from node.swarm.view import Counters
 from protos import clocks
 from protos.accounts import Owner
 from protos.errors import NetworkError, RefusedError, StoppedError

@@ -17,8 +17,7 @@ from typing import Any, Protocol, TypeVar
 from node.blobs.payloads import Payloads
 from node.swarm.facts import Fact, Held, Published
 from node.swarm.outbox import Outbox
-from node.swarm.runtime import Runtime
-from node.swarm.view import View
+from node.swarm.runtime import Runtime, View
 from protos.disk import check_no_folder, write_bytes
 from protos.envelope import Kind, seal
 from protos.equivocation import open_announcement

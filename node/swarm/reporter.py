@@ -14,8 +14,7 @@ from node.link.client import CoordinatorClient
 from node.swarm.facts import Fact, Failed, Held, NotCounted, Published
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Publication
-from node.swarm.runtime import Runtime
-from node.swarm.view import View
+from node.swarm.runtime import Runtime, View
 from protos.errors import NetworkError, RefusedError
 from protos.slices import mask_from_bytes
 from protos.text import printable

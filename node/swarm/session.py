@@ -38,8 +38,7 @@ from node.swarm.publication import Aside, Publication
 from node.swarm.pulls import Pulls
 from node.swarm.pushes import Pusher, PushServer
 from node.swarm.reporter import Reporter
-from node.swarm.runtime import Runtime
-from node.swarm.view import Counters, View
+from node.swarm.runtime import Counters, Runtime, View
 from node.swarm.vote_sums import Addends, Aggregator, Auditor
 from protos.errors import Refusal, RefusedError, SwarmentumError
 from protos.evaluation import Evaluation, seal_evaluation
