@@ -28,7 +28,7 @@ from node.swarm.facts import (
 )
 from node.swarm.membership import Membership, Neighbours
 from node.swarm.outbox import Outbox
-from node.swarm.reporter import Reporter
+from node.swarm.publication import Reporter
 from node.swarm.runtime import Runtime, View
 from node.swarm.vote_sums import Aggregator, Auditor
 from protos import limits

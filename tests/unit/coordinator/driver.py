@@ -1,6 +1,6 @@
 """The machine between well-behaved peers, in virtual time; and the checks that hold after every event of any kind.
 
-`Harness` feeds events and checks; `Swarm` plays peers that behave like `node/swarm/reporter.py`: reports are told until they
+`Harness` feeds events and checks; `Swarm` plays peers that behave like `node/swarm/publication.py`: reports are told until they
 are taken, a stream that loses a message breaks and is opened again, gossip may simply be lost.
 """
 
