@@ -7,9 +7,11 @@ import pytest
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `swarmentum layout` says of a model, without the seconds in which its process loads torch."""
+    """What `swarmentum layout` says of a model, without the seconds in which its process loads torch, and without those that
+    build a factory once more (tests/unit/model/test_dry_run.py has them)."""
     from coordinator.commands import checking
     from node.commands.model_layout import layout_of
+    from node.model import other_process
     from protos import toml_file
     from protos.run_config import RunConfig
     from protos.run_sections import LayoutFacts
@@ -18,3 +20,4 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return layout_of(toml_file.load(file, RunConfig), allow_code=allow_code), ""
 
     monkeypatch.setattr(checking, "layout_of_run", layout)
+    monkeypatch.setattr(other_process, "PROCESSES", 0)
