@@ -6,12 +6,18 @@ import pytest
 
 
 @pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `swarmentum layout` says of a model, without the seconds in which its process loads torch, and without those that
-    build a factory once more (tests/unit/model/test_dry_run.py has them)."""
+def built_here_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run without the processes that build a factory once more: `ByName` in tests/unit/model/test_dry_run.py has them."""
+    from node.model import other_process
+
+    monkeypatch.setattr(other_process, "PROCESSES", 0)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch, built_here_alone: None) -> None:
+    """What `swarmentum layout` says of a model, without the seconds in which its process loads torch."""
     from coordinator.commands import checking
     from node.commands.model_layout import layout_of
-    from node.model import other_process
     from protos import toml_file
     from protos.run_config import RunConfig
     from protos.run_sections import LayoutFacts
@@ -20,4 +26,3 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return layout_of(toml_file.load(file, RunConfig), allow_code=allow_code), ""
 
     monkeypatch.setattr(checking, "layout_of_run", layout)
-    monkeypatch.setattr(other_process, "PROCESSES", 0)
