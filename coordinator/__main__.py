@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.commands import checking, forks, operator, peers, run_life, signing
-from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, operator_at, option, settings
+from coordinator.commands.operator import operator_at
 from coordinator.commands.planning import MODELS, run_toml
+from coordinator.config import EXIT_CODES, AllowCode, Home, Json, RunName, option, settings
 from coordinator.store import backup as store
 from coordinator.store import home_files
 from coordinator.store.home_files import PageAddress

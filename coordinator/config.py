@@ -1,17 +1,18 @@
-"""Settings of a coordinator: its folder, addresses and database. Flags go before the environment, then
-`coordinator.toml`."""
+"""Settings of a coordinator: its folder, addresses and database; and the options that its commands share. Flags go before the
+environment, then `coordinator.toml`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from protos.disk import path_problem
 from protos.errors import OperatorError
 from protos.mistakes import ADVERTISED, LISTEN, LISTEN_OR_NONE, PROXY_HOST
-from protos.toml_file import listed
+from protos.toml_file import listed, read_layers
 
 ADVERTISED_CHARACTERS_MAX = 256
 
@@ -71,3 +72,41 @@ def split_address(text: str) -> tuple[str, int]:
     if int(port) > 65535:
         raise OperatorError(f"{text}: port {port} is not a port; expected 0 to 65535")
     return host.strip("[]"), int(port)
+
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 unreachable, 4 refused by the coordinator, "
+    "130 interrupted."
+)
+Home = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the key, the certificate and the journal (default: ~/.swarmentum/coordinator)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Call the Python code that the file names (`model.factory`) to know the layout. Use it only for code you trust.",
+    ),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option(help="In a run with operators' keys: the file of yours (default: the coordinator's own key)."),
+]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, or the start of its id.")]
+
+
+def option(key: str, *names: str, note: str = "") -> Any:
+    """The option of a setting, whose field says what it is and its default."""
+    field = CoordinatorSettings.model_fields[key]
+    default = f"default: {field.default}" if isinstance(field.default, str) else ""
+    notes = "; ".join(word for word in (note, default) if word)
+    return typer.Option(*names, help=str(field.description).rstrip(".") + (f" ({notes})." if notes else "."))
+
+
+def settings(**flags: Any) -> CoordinatorSettings:
+    """Flags over the environment (SWARMENTUM_COORDINATOR_<NAME>) over coordinator.toml; OperatorError says which is wrong."""
+    found = read_layers("SWARMENTUM_COORDINATOR_", "coordinator.toml", CoordinatorSettings.model_fields)
+    given = {name: value for name, value in flags.items() if value is not None}
+    return found.made(CoordinatorSettings, {**found.of_file, **found.of_environment, **given})

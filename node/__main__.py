@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from node.commands import dataset, service
-from node.commands.control import finish, leave, me, pause, resume, set_
+from node.commands import dataset
+from node.commands.control import finish, leave, me, pause, resume, service, set_
 from node.commands.copies import audit_folder, export
 from node.commands.evaluate import evaluate
 from node.commands.join import anchor, join
@@ -78,7 +78,7 @@ def doctor(
 for command in (me, pause, resume, leave, finish):
     _command(TAKE_PART)(command)
 _command(TAKE_PART, "set")(set_)
-app.add_typer(service.app, name="service", rich_help_panel=TAKE_PART)
+app.add_typer(service, name="service", rich_help_panel=TAKE_PART)
 _command(OPERATE)(anchor)
 app.add_typer(dataset.app, name="data", rich_help_panel=OPERATE)
 for gone, said in (("push", push), ("owner", owner)):

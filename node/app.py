@@ -17,9 +17,8 @@ from node.admission import fit
 from node.admission.consent import MachineRequest, TokenizerSource, place_of, request
 from node.admission.fit import Failing, telling
 from node.archive.record import Recorder
-from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
-from node.building import Own, own_start, replica_of, vote_size
+from node.building import PIECES, Home, Own, assemble, folder_of, own_start, replica_of, vote_size
 from node.config import PeerSettings
 from node.control.control_server import ControlServer
 from node.donor.live import BYTES_A_GB, Kept, allowed

@@ -1,35 +1,217 @@
-"""The replica of a peer: over the run's own model, on one device or on several, or over the model of a program.
+"""One peer's parts: its replica, over the run's own model on one device or several, or over the model of a program; its files,
+session and trainer. The program and the simulator both use it.
 
-Refuses a program's model whose layout is another one than the run's. Asks no network.
+Refuses a program's model whose layout is another one than the run's. Asks no network, and reads no settings from anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from node.blobs.payloads import Payloads
 from node.config import PeerSettings
+from node.data.samples import Samples
+from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.size import Effort
 from node.model.spec import ModelError, ModelSpec, build, check_parameters
 from node.optim.layout import Layout
+from node.overlay.settings import OverlaySettings
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
+from node.snapshot.store import SnapshotStore
+from node.swarm.api import Swarm
+from node.swarm.facts import Event
+from node.swarm.runtime import Counters
+from node.swarm.session import REAL, Outside, Session
+from node.swarm.session import build as build_session
+from node.training.exports import Copier, Exports, Following
+from node.training.fork_start import Start
+from node.training.held_out import Evaluator
 from node.training.host_maker import HostMaker
-from node.training.maker import Handover
+from node.training.keeper import StepRecorder
+from node.training.loop import Trainer
+from node.training.maker import BuiltIn, Handover
 from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
+from node.training.recovery import Stopping
 from node.training.replica import Replica
-from protos.errors import OperatorError
+from node.training.resource_limits import Throttle
+from node.training.telemetry import Spans, StepLog, Summary
+from node.training.uplink import VoteSize
+from node.wire import UpdateDoor, aggregate, is_sum, open_aggregate
+from node.wire import bytes_max as aggregate_bytes_max
+from protos.errors import OperatorError, Refusal
+from protos.identity import Identity
+from protos.invite import Invite
 from protos.log import SignedEntry
 from protos.optimizer_config import SIZE_KEYS
 from protos.run_config import RunConfig
 from protos.run_sections import ModelConfig
 from protos.slices import Update
+from protos.start import RUN_DIGITS_SHOWN, StartingState
+
+PIECES = "pieces"
+"""Of a run's folder: the snapshots."""
+
+
+def folder_of(run_id: bytes) -> str:
+    """The name of a run's folder in a peer's home."""
+    return run_id.hex()[:RUN_DIGITS_SHOWN]
+
+
+class LateDoor:
+    """The payload door of a run whose layout is known only once the model is built; a peer joins after that."""
+
+    door: UpdateDoor | None = None
+
+    @property
+    def bytes_max(self) -> int:
+        """The longest payload that passes."""
+        return self._known().bytes_max
+
+    def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Any:
+        return self._known().open(data, step, named_bytes)
+
+    def part(self, number: int) -> LateDoor:
+        """The door of one range's slices."""
+        found = copy(self)
+        found.door = self._known().parts[number]
+        return found
+
+    @property
+    def aggregate_bytes_max(self) -> int:
+        """The longest sum of votes that passes."""
+        return aggregate_bytes_max(self._known())
+
+    def aggregate(self, updates: Sequence[Update], step: int) -> bytes:
+        return aggregate(self._known(), updates, step)
+
+    def is_sum(self, data: bytes, updates: Sequence[Update], step: int, hidden: int = 0) -> bool:
+        return is_sum(self._known(), data, updates, step, hidden)
+
+    def open_aggregate(
+        self, data: bytes, step: int, named_bytes: int, refused: Callable[[Refusal], None] | None = None
+    ) -> tuple[Update, ...]:
+        return open_aggregate(self._known(), data, step, named_bytes, refused)
+
+    def fit(self, replica: Replica, cap: int) -> None:
+        """The model is built: from now on the door takes payloads of its layout, and sums with the run's `cap`."""
+        demo, of = replica.demo, (replica.run_id, replica.layout_digest)
+        self.door = UpdateDoor(*of, demo.layout.chunks, demo.form, cap, replica.ranges)
+
+    def _known(self) -> UpdateDoor:
+        assert self.door is not None, "the model is built before the run is joined"
+        return self.door
+
+
+@dataclass(frozen=True)
+class Home:
+    """The files of one peer in one run, and the door that foreign payloads pass on their way there."""
+
+    folder: Path
+    store: SnapshotStore
+    payloads: Payloads
+    door: LateDoor = field(default_factory=LateDoor)
+
+    def session(
+        self,
+        invite: Invite,
+        identity: Identity,
+        identity_path: Path,
+        overlay: OverlaySettings,
+        emit: Callable[[Event], Awaitable[None]],
+        outside: Outside = REAL,
+        *,
+        archive: bool = False,
+        counters: Counters | None = None,
+    ) -> Session:
+        """The peer's network side. Call it on the network thread's loop."""
+        return Session(
+            build_session(
+                invite,
+                identity,
+                identity_path,
+                overlay,
+                self.door,
+                self.store.get,
+                self.payloads,
+                emit,
+                outside,
+                archive=archive,
+                counters=counters,
+            )
+        )
+
+
+def assemble(
+    home: Home,
+    config: RunConfig,
+    replica: Replica,
+    swarm: Swarm,
+    samples: Samples | None,
+    summary: Summary,
+    stopping: Stopping,
+    *,
+    patience_seconds: float,
+    micro_batch: int,
+    autocast: Any,
+    anchored: bool = False,
+    vote_size: VoteSize | None = None,
+    archive: StepRecorder | None = None,
+    behind: bool = True,
+    places: SnapshotPlaces | None = None,
+    start: StartingState | None = None,
+    copy_at: int | None = None,
+    exports: Exports | None = None,
+    throttle: Throttle | None = None,
+    evaluator: Evaluator | None = None,
+    spans: Spans | None = None,
+) -> Trainer:
+    """The peer's training side, once the model is built. See `Trainer` for the arguments; `copy_at`: a `Copier`.
+
+    `exports`: of a copier that stays. `start`: of a fork. This peer looks for it among its snapshots of the parent run, in
+    the folder beside `home.folder`.
+    """
+    if samples is not None and isinstance(replica.maker, BuiltIn):
+        replica.maker.ready(config.data.context)  # before others wait for this peer
+    replica.ranges = config.clock.ranges
+    home.door.fit(replica, config.optimizer.cap)
+    parent = None if start is None else home.folder.with_name(folder_of(start.run_id)) / PIECES
+    make: Callable[..., Trainer] = Trainer if copy_at is None else partial(Copier, copy_at=copy_at)
+    if exports is not None:
+        make = partial(Following, exports=exports)
+    return make(
+        config=config,
+        replica=replica,
+        swarm=swarm,
+        samples=samples,
+        store=home.store,
+        private_path=home.folder / "private.pt",
+        micro_batch=micro_batch,
+        autocast=autocast,
+        summary=summary,
+        steps=StepLog(home.folder / "steps.jsonl"),
+        stopping=stopping,
+        anchored=anchored,
+        patience_seconds=patience_seconds,
+        vote_size=vote_size,
+        archive=archive,
+        behind=behind,
+        places=places or SnapshotPlaces(),
+        start=None if start is None or parent is None else Start(start, replica.run_id, home.store, parent),
+        throttle=throttle or Throttle(),
+        evaluator=evaluator,
+        spans=spans or Spans(),
+    )
+
 
 DIGITS_SHOWN = 16
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
-from coordinator.clock import electorate, rules
+from coordinator.clock import rules
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
 from coordinator.clock.findings import SummedStep
@@ -101,7 +101,7 @@ def _is_able(run: Run, peer: Peer | None) -> bool:
     """A believed peer that is here, and for which the steps wait."""
     if peer is None or not peer.is_here or peer.missed >= rules.PATIENCE_STEPS or is_resting(run, peer.public_key):
         return False
-    return electorate.is_believed(run, peer.public_key)
+    return rules.is_believed(run, peer.public_key)
 
 
 def asked(run: Run, contributions: tuple[Contribution, ...], trials: tuple[Contribution, ...], now_ms: int) -> Outcome:
@@ -134,7 +134,7 @@ def asked_again(run: Run, now_ms: int) -> list[Effect]:
     if not run.added or 2 * sum(peer.applied_step >= run.head_step for peer in here) > len(here):
         return []
     seed = run.head_hash + now_ms.to_bytes(8, "big")
-    able = [peer.public_key for peer in here if not peer.anchor and electorate.is_believed(run, peer.public_key)]
+    able = [peer.public_key for peer in here if not peer.anchor and rules.is_believed(run, peer.public_key)]
     drawn = sorted(able, key=lambda key: hashlib.sha256(seed + key).digest())[:AGAIN]
     return [SendSumRequest(run.head_step, 0, run.added, to=key) for key in drawn]
 

@@ -1,6 +1,6 @@
 """Which state counts after a step, and which snapshot: the value that more than half of the electors reported.
 
-`electorate.py` says which peers are electors. Refuses to decide with fewer reports, or to break a tie: then nothing is
+`rules.py` says which peers are electors. Refuses to decide with fewer reports, or to break a tie: then nothing is
 agreed, and the run goes on. Refuses to stop a peer that differs: the peer gets a re-sync, and computes again. Only the
 operator or an anchor withdraws an agreed state. ADR 5.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.clock import electorate, memory, rules, run_changes
+from coordinator.clock import memory, rules, run_changes
 from coordinator.clock.effects import (
     Append,
     Effect,
@@ -51,8 +51,8 @@ def applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome
     if agreed is None and at_step > 0 and at_step >= run.head_step - (DIGEST_STEPS_KEPT if peer.anchor else 1):
         reports = {**run.reported_digests.get(at_step, {}), public_key: digest}
         run = replace(run, reported_digests={**run.reported_digests, at_step: reports})
-        run = electorate.with_electors(run, at_step)
-        value, reason = rules.agree(reports, electorate.electors(run, at_step))
+        run = rules.with_electors(run, at_step)
+        value, reason = rules.agree(reports, rules.electors(run, at_step))
         if value is not None:
             run, effects = _agreed(run, at_step, value, reason)
             return (_caught_up(run, public_key) if digest == value else run), effects
@@ -89,7 +89,7 @@ def agree_snapshot(run: Run, at_step: int) -> Outcome:
     reports = run.reported_snapshots.get(at_step, {})
     if at_step == 0 and not run.anchored and len(run.trainers) < run.config.clock.min_peers:
         return run, []  # the first peers do not decide alone
-    members = electorate.electors(run, at_step)
+    members = rules.electors(run, at_step)
     if not run.layout_digest:
         with_layout = {key: (fact, *_layout(run, key)) for key, fact in reports.items() if key in run.peers}
         agreed, _ = rules.agree(with_layout, members)
@@ -102,7 +102,7 @@ def agree_snapshot(run: Run, at_step: int) -> Outcome:
         if found is None:
             return run, []
         fact, effects = found, []
-    keepers = electorate.eligible(run, at_step)
+    keepers = rules.eligible(run, at_step)
     stored = sum(other == fact and other.kept for key, other in reports.items() if key in keepers)
     if stored < min(STORED_MIN, len(members)):
         return run, effects  # a joiner might find no peer that has the pieces
@@ -132,7 +132,7 @@ def start_problem(run: Run) -> str:
     reports = run.reported_snapshots.get(0, {})
     if run.anchored and not run.anchors_here:
         return "waiting for an anchor to store the initial state: the operator starts one with `swarmentum anchor`"
-    electors = electorate.electors(run, 0)
+    electors = rules.electors(run, 0)
     here = {key: fact for key, fact in reports.items() if key in electors}
     kinds = {(fact, _layout(run, key)) for key, fact in here.items()}
     if len(kinds) > 1:

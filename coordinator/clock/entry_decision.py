@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache, reduce
 from operator import or_
 
-from coordinator.clock import electorate, holder_counts, memory, operator_orders, rules, trust
+from coordinator.clock import holder_counts, memory, operator_orders, rules, trust
 from coordinator.clock.effects import (
     Append,
     Effect,
@@ -64,11 +64,11 @@ def deciders(run: Run, step: OpenStep, now_ms: int) -> int:
     Before any peer is believed, all live members decide. In strict runs all members decide, connected or not.
     """
     live = everyone(step) if run.config.clock.strict else live_mask(step, now_ms)
-    if not electorate.founded(run):
+    if not rules.founded(run):
         return live
     believed = 0
     for key, place in step.tick.places.items():
-        believed |= electorate.is_believed(run, key) << place
+        believed |= rules.is_believed(run, key) << place
     return live & believed
 
 
@@ -308,7 +308,7 @@ def _split(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim]
     first: dict[bytes, bytes] = {}
     if not run.config.trust.enabled:
         return {key: c for key, c in held.items() if first.setdefault(c.payload_sha256, key) == key}, {}
-    believed = {key: claim for key, claim in held.items() if electorate.is_believed(run, key)} or held
+    believed = {key: claim for key, claim in held.items() if rules.is_believed(run, key)} or held
     counted = {key: c for key, c in believed.items() if first.setdefault(c.payload_sha256, key) == key}
     return counted, {key: claim for key, claim in held.items() if key not in counted}
 

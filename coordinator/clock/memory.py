@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.clock import electorate, holder_counts, operator_orders, rules, run_changes, trust
+from coordinator.clock import holder_counts, operator_orders, rules, run_changes, trust
 from coordinator.clock.effects import (
     Append,
     DecayStarted,
@@ -265,7 +265,7 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     run = replace(run_changes.adopted(run, entry), roster=_roster_of(run, entry))
     peers = dict(run.peers)
     for c in entry.contributions:
-        peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
+        peer = rules.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
         peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
     run = run_changes.bounded(_remember_trust(replace(run, electors=None, peers=peers), record))
     loss = accounts.loss_of(entry.contributions, run.loss)

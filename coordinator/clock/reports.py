@@ -6,7 +6,7 @@ Refuses parts that do not belong to the open step or its roster, and all reports
 
 from __future__ import annotations
 
-from coordinator.clock import aggregation, agreement, electorate, holder_counts, memory, rules, run_changes, trust
+from coordinator.clock import aggregation, agreement, holder_counts, memory, rules, run_changes, trust
 from coordinator.clock.effects import (
     Append,
     Effect,
@@ -222,7 +222,7 @@ def _by_name(current: OpenStep, event: Reported, *, anchor: bool) -> tuple[OpenS
 def _evaluated(run: Run, public_key: bytes, envelope: bytes) -> Outcome:
     """A peer evaluated a state; the door has verified the envelope, and that the peer itself signed it. ADR 53.
 
-    Only peers whose word on that state counts may report (`electorate.eligible`), once a state. No rule of the clock reads the
+    Only peers whose word on that state counts may report (`rules.eligible`), once a state. No rule of the clock reads the
     figures: they are journalled, in the next entry, and shown.
     """
     made = reopen_evaluation(envelope)
@@ -234,7 +234,7 @@ def _evaluated(run: Run, public_key: bytes, envelope: bytes) -> Outcome:
         return run, [Refuse(public_key, f"evaluation of step {step}: this state is not to be evaluated, or not agreed")]
     if made.sample and not run.config.evaluation.sample_tokens:
         return run, [Refuse(public_key, f"evaluation of step {step}: this run asks for no text of its model")]
-    if public_key not in electorate.eligible(run, step):
+    if public_key not in rules.eligible(run, step):
         return run, [
             Refuse(public_key, f"evaluation of step {step}: your word on this state does not count in this run")
         ]

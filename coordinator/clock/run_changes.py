@@ -10,7 +10,7 @@ names the settings of its step, so entries that come back to a journal that lost
 
 from __future__ import annotations
 
-from coordinator.clock import electorate, rules
+from coordinator.clock import rules
 from coordinator.clock.effects import SettingsChanged
 from coordinator.clock.state import (
     CHANGES_MAX,
@@ -46,7 +46,7 @@ def move_peer(peer: Peer, phase: PeerPhase) -> Peer:
 def with_peer(run: Run, peer: Peer) -> Run:
     """The run with this peer, new or changed. The open step's masks follow."""
     step = None if run.step is None else rules.met(run.step, peer)
-    electors = None if electorate.changes_electors(run.peers.get(peer.public_key), peer) else run.electors
+    electors = None if rules.changes_electors(run.peers.get(peer.public_key), peer) else run.electors
     peers = {**run.peers, peer.public_key: peer}
     return bounded(replace(run, step=step, electors=electors, peers=peers), peer.public_key)
 
@@ -90,7 +90,7 @@ def applied(run: Run, changes: tuple[SettingsChanged, ...]) -> Run:
     if changed.config.clock.snapshot_every == run.config.clock.snapshot_every:
         return changed
     # Periods have other numbers now. A peer that served in the present one has served in it.
-    now = electorate.period_of(changed, max(run.head_step, 1))
+    now = rules.period_of(changed, max(run.head_step, 1))
     peers = {key: replace(peer, last_period=min(peer.last_period, now)) for key, peer in run.peers.items()}
     return replace(changed, peers=peers)
 

@@ -290,7 +290,7 @@ class Run:
     doubts: Doubts = field(default_factory=Doubts)
     added: tuple[Contribution, ...] = ()  # the votes of the newest entry, if it has their sum
     electors: Electors | None = None
-    """They follow from other fields (`electorate.py`), and are kept because every report of a state needs them."""
+    """They follow from other fields (`rules.py`), and are kept because every report of a state needs them."""
     reported_digests: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)
     agreed_digests: Mapping[int, bytes] = field(default_factory=dict)
     reported_snapshots: Mapping[int, Mapping[bytes, SnapshotFact]] = field(default_factory=dict)

@@ -5,7 +5,7 @@ Goes as far as the rules allow now, and refuses to wait: an `Arm` asks for the t
 
 from __future__ import annotations
 
-from coordinator.clock import aggregation, agreement, electorate, entry_decision, life, memory, rules, run_changes
+from coordinator.clock import aggregation, agreement, entry_decision, life, memory, rules, run_changes
 from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendNotice, SendTick, TickOpened
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Phase, Run
 from coordinator.clock.value_copy import replace
@@ -45,7 +45,7 @@ def _try_open(run: Run, now_ms: int) -> Outcome:
             return replace(run, reason=agreement.start_problem(run)), effects
         run, more = _try_open(run, now_ms)
         return run, effects + more
-    if not members or (members < wanted and not electorate.founded(run)):
+    if not members or (members < wanted and not rules.founded(run)):
         text = f"{ready} peers are ready, and {members} of {wanted} needed may take part: the others are newcomers on probation"
         return replace(run, reason=f"{text}, or share a block of network addresses before the first step"), []
     return _open(run, now_ms)
@@ -161,7 +161,7 @@ def _decide(run: Run, now_ms: int, aggregate: Aggregate | None, first: list[Effe
     added = () if current is None or current.summing is None or aggregate is None else current.summing.contributions
     run = replace(run, added=added)
     if aggregate is not None and current is not None and not run.anchored:
-        of = aggregation.summed_step(current, aggregate, electorate.electors(run, run.head_step))
+        of = aggregation.summed_step(current, aggregate, rules.electors(run, run.head_step))
         run = replace(run, doubts=run.doubts.kept(run.head_step, of))
     run, more = _after_commit(run, now_ms)
     return run, [*first, *effects, *more, *told]

@@ -21,7 +21,6 @@ from rich.table import Table
 from coordinator.clock.aggregation import worth
 from coordinator.clock.rules import learning_rate
 from coordinator.commands.operator import Operator
-from coordinator.commands.options import AllowCode, Json
 from coordinator.commands.planning import (
     NOT_INSTALLED,
     PEAK_FLOPS,
@@ -37,6 +36,7 @@ from coordinator.commands.planning import (
     with_rate,
 )
 from coordinator.commands.run_mistakes import mistakes
+from coordinator.config import AllowCode, Json
 from protos import toml_file
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT, Mistake, has_own_text

@@ -22,9 +22,9 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from coordinator.commands.operator import Operator, call, facts_of
-from coordinator.commands.options import Home, Json, operator_at
+from coordinator.commands.operator import Operator, call, facts_of, operator_at
 from coordinator.commands.run_mistakes import mistakes
+from coordinator.config import Home, Json
 from protos import toml_file
 from protos.changes import in_force
 from protos.errors import OperatorError, RefusedError

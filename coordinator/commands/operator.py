@@ -15,7 +15,7 @@ import grpc
 import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator.commands.options import Home, Json, settings
+from coordinator.config import Home, Json, settings
 from coordinator.serving.served_coordinator import Serving
 from coordinator.store.home_files import load_or_create
 from protos.calls import error_of, fetch_certificate, pinned_channel, way_of
@@ -182,6 +182,11 @@ class Operator:
                     text = f"the coordinator at {address} does not answer: {error.details()}; is it still running?"
                     raise NetworkError(text) from error
                 raise found from error
+
+
+def operator_at(home: Path | None) -> Operator:
+    """Who asks the coordinator of this home."""
+    return Operator(settings(home=home).home)
 
 
 INVITE_CALL_SECONDS_MAX = 15.0

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, operator_at
+from coordinator.commands.operator import operator_at
 from coordinator.commands.signing import show_order
+from coordinator.config import EXIT_CODES, Home, Json, Key, RunName
 from protos.accounts import NOBODY, shown_owner
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of, short

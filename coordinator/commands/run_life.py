@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.commands.options import EXIT_CODES, Home, Json, Key, RunName, operator_at
+from coordinator.commands.operator import operator_at
 from coordinator.commands.signing import show_order
+from coordinator.config import EXIT_CODES, Home, Json, Key, RunName
 from protos.changes import CHANGEABLE, changed_values, in_force, settings_of
 from protos.errors import OperatorError, Refusal
 from protos.identity import short

@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 
 from coordinator.commands import operator as operator_module
-from coordinator.commands.operator import call, facts_of
-from coordinator.commands.options import EXIT_CODES, Home, Json, Key, operator_at
+from coordinator.commands.operator import call, facts_of, operator_at
+from coordinator.config import EXIT_CODES, Home, Json, Key
 from protos.changes import Settings
 from protos.envelope import NO_RUN, Kind, seal, seal_bytes
 from protos.errors import OperatorError, RefusedError

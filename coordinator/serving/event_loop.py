@@ -32,7 +32,6 @@ from coordinator.clock.effects import (
 from coordinator.clock.events import Connected, Disconnected, EntriesReturned, Event, Reported, TimerFired
 from coordinator.clock.state import Phase, Run
 from coordinator.serving import following
-from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.following import (
     Events,
     EventStreams,
@@ -46,6 +45,7 @@ from coordinator.serving.metrics import Metrics, StepTraces
 from coordinator.serving.throttled_log import FAILING, ThrottledLog, Trouble
 from coordinator.store.checkpoint import Folded
 from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
+from protos.clocks import monotonic_ms
 from protos.errors import Refusal
 from protos.identity import Identity, short
 from protos.limits import ENTRIES_PAGE_MAX

@@ -17,7 +17,6 @@ import structlog
 from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from coordinator.clock.trust import Standing
 from coordinator.serving import following
-from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.event_loop import RunRuntime
 from coordinator.serving.following import LogPages
 from coordinator.serving.metrics import Failures, Metrics, StepTraces
@@ -26,6 +25,7 @@ from coordinator.store.journal import Journal, JournalError
 from coordinator.store.wait_queues import Line, QueuePace, WaitQueues, waiting
 from protos.accounts import owner_body
 from protos.address import is_relayed
+from protos.clocks import monotonic_ms
 from protos.identity import Identity
 from protos.log import run_id_of
 from protos.run_facts import STATUS_EXCLUSIONS_MAX, STATUS_PEERS_MAX

@@ -26,9 +26,9 @@ from coordinator.clock.events import (
     WithdrawalAsked,
 )
 from coordinator.clock.state import Phase
-from coordinator.serving import clocks, doors
+from coordinator.serving import doors
 from coordinator.serving.doors import Calls, Context, DeclinedError, answered
-from protos import limits
+from protos import clocks, limits
 from protos.changes import settings_from_body
 from protos.envelope import Kind, check, parse
 from protos.errors import Reason, Refusal

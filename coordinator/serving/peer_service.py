@@ -14,7 +14,7 @@ from coordinator.clock import admission, holder_counts, rules
 from coordinator.clock.effects import Denial
 from coordinator.clock.events import Disconnected, Reported
 from coordinator.clock.state import Run
-from coordinator.serving import clocks, doors, following
+from coordinator.serving import doors, following
 from coordinator.serving.doors import (
     Calls,
     Context,
@@ -30,7 +30,7 @@ from coordinator.serving.gate import admitted
 from coordinator.serving.hub import Hub
 from coordinator.serving.sessions import IdentityPrograms, Sessions
 from coordinator.store import wait_queues
-from protos import limits, version
+from protos import clocks, limits, version
 from protos.address import block_of, network_of, site
 from protos.changes import settings_body
 from protos.envelope import Kind, VerifiedEnvelope, parse

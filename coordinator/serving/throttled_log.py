@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final
 
-from coordinator.serving.clocks import monotonic_ms
 from coordinator.store.journal import JournalError
+from protos.clocks import monotonic_ms
 from protos.limits import RateLimiter
 from protos.waits import Waits
 

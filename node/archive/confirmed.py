@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from node.export.card import MARK
-from node.model.saved_form import saved_form
+from node.export.model_folder import saved_form
 from node.training.replica import BASE_PREFIX
 from protos.run_config import RunConfig
 from protos.run_sections import ModelConfig
@@ -225,7 +225,7 @@ def settings_difference(model: ModelConfig, exported: Path) -> str | None:
 
     Raises nothing for a config.json that is no configuration: that is a difference.
     """
-    from node.model.saved_form import counts_padding
+    from node.export.model_folder import counts_padding
     from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build_meta, configuration, settings_beside
 
     if model.factory is not None:

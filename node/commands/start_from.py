@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from node.admission.consent import check_code
 from node.archive import files
-from node.assemble import PIECES, folder_of
+from node.building import PIECES, folder_of
 from node.commands import hugging_face
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
-from node.model.saved_form import counts_padding, own_form
+from node.export.model_folder import counts_padding, own_form
 from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, configuration, settings_beside
 from node.optim.given_groups import unwrapped_name
 from node.snapshot.pieces import parameters_of

@@ -37,7 +37,7 @@ from node.overlay.settings import check_port_free
 from node.training.need import IN_MAIN, Memory
 from node.training.optimizers import form_of
 from node.training.uplink import following
-from protos import wall_clock
+from protos import clocks
 from protos.address import is_web
 from protos.errors import OperatorError
 from protos.mistakes import OWN_TEXT
@@ -84,7 +84,7 @@ def here(settings: PeerSettings) -> Here:
         disk_free=free_at(settings.home),
         home_fault=home_fault(settings.home),
         clock_kept=clock_kept(),
-        clock_wrong=wall_clock.too_early(datetime.now(UTC)),
+        clock_wrong=clocks.too_early(datetime.now(UTC)),
         listen=settings.listen.removesuffix(TCP_ALONE),
         quic=settings.overlay().quic,
         port_fault=port_fault(settings),

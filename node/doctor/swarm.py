@@ -27,7 +27,7 @@ from node.overlay.settings import OverlaySettings
 from node.snapshot.pieces import SnapshotManifest, open_manifest
 from node.swarm.facts import Snapshot, snapshot_of
 from node.training.sync import manifest_bytes
-from protos import wall_clock
+from protos import clocks
 from protos.calls import way_of
 from protos.changes import in_force
 from protos.errors import NetworkError, OperatorError, SwarmentumError
@@ -86,7 +86,7 @@ async def look(invite: Invite) -> ProbedRun:
     run of another format."""
     facts, config = await read_facts(invite)
     config = in_force(config, facts.changed)
-    return ProbedRun(facts, config, time.monotonic(), wall_clock.apart(datetime.now(UTC), facts.unix_ms))
+    return ProbedRun(facts, config, time.monotonic(), clocks.apart(datetime.now(UTC), facts.unix_ms))
 
 
 async def _round_trip(addresses: Sequence[str]) -> tuple[str, float | Fault]:

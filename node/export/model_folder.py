@@ -5,7 +5,9 @@ Refuses to overwrite a folder that is not an export of the same run. Knows no wi
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +21,9 @@ from torch import Tensor, nn
 
 from node.data.tokenizer import Tokenizer
 from node.export.card import CARD, MARK, card_text, files_of, mark_text, run_of
-from node.imports import no_progress_bar
+from node.imports import many_imports, no_progress_bar, quiet_libraries
 from node.model.gradients import logits_of
-from node.model.saved_form import counts_padding
+from node.model.passes import FAILURES
 from node.model.spec import REFUSALS
 from protos.disk import begun_folder, path_problem, remove_killed, replace_bytes, sync_files, sync_folder
 from protos.errors import OperatorError
@@ -262,3 +264,56 @@ def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:
 def _context_of(model: nn.Module) -> int:
     config: Any = getattr(model, "config", None)
     return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)
+
+
+def saved_form(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state`, by the model's own names, as an export has it. Of `model` only type and names count."""
+    with many_imports():
+        from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return dict(state)
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
+    return found
+
+
+def own_form(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a file by the model's own names, in fp32; as they are if they are no other form of all its parameters.
+
+    They are another form if the model that transformers loads from them, saved again, has each of their numbers: under its
+    name, or with the prefix that files of a bare model lack (GPT-2). What its type ignores, such as a mask, is left out.
+    """
+    with many_imports():
+        from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return dict(weights)
+    cls: Any = type(model)
+    try:
+        with quiet_libraries(), no_progress_bar():
+            loaded, info = cls.from_pretrained(
+                None, config=copy.deepcopy(model.config), state_dict=dict(weights), dtype=torch.float32,
+                output_loading_info=True, trust_remote_code=False,
+            )  # fmt: skip
+            again = saved_form(loaded, loaded.state_dict())
+    except FAILURES:
+        return dict(weights)
+    ignored = [re.compile(pattern) for pattern in cls._keys_to_ignore_on_load_unexpected or ()]
+
+    def is_there(name: str, tensor: Tensor) -> bool:
+        found = again.get(name, again.get(f"{cls.base_model_prefix}.{name}"))
+        if found is None:
+            return any(pattern.search(name) for pattern in ignored)
+        return torch.equal(found.float(), tensor.float())
+
+    same = not info["missing_keys"] and all(is_there(name, tensor) for name, tensor in weights.items())
+    return dict(loaded.state_dict()) if same else dict(weights)
+
+
+def counts_padding(model: nn.Module) -> bool:
+    """Whether the model computes with the id of padding: a table (RoBERTa), or the lengths of its texts (XLM)."""
+    mine = [it for it in model.modules() if "Embedding" in type(it).__name__ and type(it) is not nn.Embedding]
+    tables = any(getattr(it, "padding_idx", None) is not None for it in mine)
+    return tables or any(getattr(it, "pad_index", None) is not None for it in model.modules())

@@ -92,9 +92,10 @@ def compare_elsewhere(spec: ModelSpec, seed: int, here: dict[str, list[float]], 
         found = _answer(given, hash_seed, threads, until)
         other = _other(here, found.get("sums", here), TOLERANCE)
         if other and threads != own:  # rounding, unless the threads of this process make another one, too
-            loose = _other(here, found["sums"], TOLERANCE_OF_THREADS)
-            found = _answer(given, hash_seed, own, until)
-            other = loose or _other(here, found.get("sums", here), TOLERANCE)
+            other = _other(here, found["sums"], TOLERANCE_OF_THREADS)
+            if not other:
+                found = _answer(given, hash_seed, own, until)
+                other = _other(here, found.get("sums", here), TOLERANCE)
         if other:
             raise ModelError(
                 f"{where}: {other!r} has other numbers in another process: they follow from PYTHONHASHSEED (the order of a "

@@ -2,7 +2,7 @@
 
 A base's state is part of the replicated state, so it must have the same bits everywhere. Arithmetic by element is one
 operation at a time, and each is rounded once as IEEE 754 says. A base uses no fused multiply-add and no library's power
-function, and no root of torch's (`elementwise`). Its `/` is correctly rounded on CPUs and CUDA. Metal's is not, and its fused
+function, and no root of torch's (`root_`). Its `/` is correctly rounded on CPUs and CUDA. Metal's is not, and its fused
 operations cannot be recognised, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole numbers
 (`orthogonal`).
 
@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim.exact.elementwise import ExactRoots, flush, root_
-from node.optim.exact.orthogonal import SIDE_MAX, orthogonal_chunks, orthogonalised
+from node.optim.exact.orthogonal import SIDE_MAX, ExactRoots, flush, orthogonal_chunks, orthogonalised, root_
 from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, ParameterPlace
 from node.optim.run_settings import BASE, check
 from protos.optimizer_config import BaseOptimizerConfig

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim.exact.elementwise import cut_off
+from node.optim.exact.orthogonal import cut_off
 from node.optim.exact.transforms import VOTE_SUM_MAX, Transform
 from node.optim.layout import CHUNK_ELEMENTS, Layout, core_pairs, tile_chunks
 from node.optim.votes import groups as votes

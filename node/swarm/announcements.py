@@ -20,8 +20,7 @@ from node.swarm.collector import PayloadDecoder
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.pulls import Pulls
-from node.swarm.runtime import Runtime
-from node.swarm.view import View
+from node.swarm.runtime import Runtime, View
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
 from protos.log import Entry, Equivocation

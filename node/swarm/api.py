@@ -21,9 +21,9 @@ from node.overlay.reach import Access
 from node.swarm.facts import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import JoinFacts
 from node.swarm.outbox import Outbox
+from node.swarm.runtime import Counters
 from node.swarm.session import Session
-from node.swarm.view import Counters
-from protos import wall_clock
+from protos import clocks
 from protos.accounts import Owner
 from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.evaluation import Evaluation
@@ -139,8 +139,8 @@ class Swarm:
         """Reach the coordinator and read the run's facts. Waits while the coordinator is away, and while the run is full.
         Raises RefusedError if it does not admit this peer, NetworkError after so many seconds without a coordinator."""
         facts = self._patiently(self._session.connect, patience_seconds)
-        if why := wall_clock.wrong(datetime.now(UTC), facts.unix_ms):
-            structlog.get_logger("peer").warning("the clock is wrong", why=why, todo=wall_clock.SET_IT)
+        if why := clocks.wrong(datetime.now(UTC), facts.unix_ms):
+            structlog.get_logger("peer").warning("the clock is wrong", why=why, todo=clocks.SET_IT)
         self._wait_in_line(anchor=anchor, step=facts.head_step, patience_seconds=patience_seconds)
         return facts
 

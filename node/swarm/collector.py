@@ -14,8 +14,7 @@ from typing import Protocol
 from node.blobs.payloads import Payloads
 from node.swarm.facts import AgreedSnapshots, Committed, Resync
 from node.swarm.pulls import Pulls
-from node.swarm.runtime import Runtime
-from node.swarm.view import ByRange, View, aggregators_in
+from node.swarm.runtime import ByRange, Runtime, View, aggregators_in
 from protos.checks import AUDIT_STEPS, VERDICT_STEPS, drawn
 from protos.errors import Refusal
 from protos.identity import short

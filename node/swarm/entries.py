@@ -20,8 +20,7 @@ from node.swarm.collector import Collector
 from node.swarm.facts import Committed, Failed
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Publication
-from node.swarm.runtime import Runtime
-from node.swarm.view import View
+from node.swarm.runtime import Runtime, View
 from node.swarm.vote_sums import Auditor
 from protos.disk import replace_bytes
 from protos.errors import DivergedError, Refusal, RefusedError

@@ -28,9 +28,8 @@ from node.swarm.facts import (
 )
 from node.swarm.membership import Membership, Neighbours
 from node.swarm.outbox import Outbox
-from node.swarm.reporter import Reporter
-from node.swarm.runtime import Runtime
-from node.swarm.view import View
+from node.swarm.publication import Reporter
+from node.swarm.runtime import Runtime, View
 from node.swarm.vote_sums import Aggregator, Auditor
 from protos import limits
 from protos.assignment import assign

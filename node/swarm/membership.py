@@ -17,8 +17,7 @@ from node.overlay.connections import Connections
 from node.overlay.host import Host
 from node.swarm.facts import AgreedSnapshots, Snapshot, Welcome, snapshot_of
 from node.swarm.outbox import Outbox
-from node.swarm.runtime import Runtime
-from node.swarm.view import View
+from node.swarm.runtime import Runtime, View
 from protos.accounts import owner_body
 from protos.changes import settings_from_body
 from protos.errors import NetworkError, RefusedError

@@ -14,8 +14,7 @@ from node.blobs.fetcher import BlobFetcher
 from node.blobs.payloads import Payloads
 from node.swarm.facts import AgreedSnapshots
 from node.swarm.inbox import Announced
-from node.swarm.runtime import Runtime
-from node.swarm.view import ByRange, View, aggregators_in
+from node.swarm.runtime import ByRange, Runtime, View, aggregators_in
 from protos import slices
 from protos.errors import NetworkError, Refusal
 from protos.identity import short

@@ -30,7 +30,7 @@ from node.blobs.turns import Audience, ServedStream, StreamLimits
 from node.overlay import links
 from node.overlay.host import Host
 from node.swarm.announcements import Announcements, Topic
-from node.swarm.view import View
+from node.swarm.runtime import View
 from protos import limits as contract
 from protos.disk import DiskError
 from protos.equivocation import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX

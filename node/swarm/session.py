@@ -34,12 +34,10 @@ from node.swarm.follower import Follower, Listener
 from node.swarm.inbox import Inbox
 from node.swarm.membership import JoinFacts, Membership, Neighbours
 from node.swarm.outbox import Outbox
-from node.swarm.publication import Aside, Publication
+from node.swarm.publication import Aside, Publication, Reporter
 from node.swarm.pulls import Pulls
 from node.swarm.pushes import Pusher, PushServer
-from node.swarm.reporter import Reporter
-from node.swarm.runtime import Runtime
-from node.swarm.view import Counters, View
+from node.swarm.runtime import Counters, Runtime, View
 from node.swarm.vote_sums import Addends, Aggregator, Auditor
 from protos.errors import Refusal, RefusedError, SwarmentumError
 from protos.evaluation import Evaluation, seal_evaluation

@@ -20,8 +20,7 @@ from node.swarm.collector import PayloadDecoder, sources_of
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Aside
 from node.swarm.pulls import Pulls
-from node.swarm.runtime import Runtime
-from node.swarm.view import ByRange, View, aggregators_in
+from node.swarm.runtime import ByRange, Runtime, View, aggregators_in
 from protos.checks import AUDIT_STEPS, audited
 from protos.errors import Refusal
 from protos.identity import short

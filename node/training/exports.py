@@ -20,7 +20,7 @@ from typing import Any, Final
 from node.config import PeerSettings
 from node.export.card import MARK, run_of
 from node.swarm.facts import Agreed, Event
-from node.swarm.view import Counters
+from node.swarm.runtime import Counters
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
 from node.training.telemetry import Spans, serve_metrics
 from node.training.trackers import Tracking, open_tracker

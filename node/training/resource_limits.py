@@ -30,7 +30,7 @@ from node.donor.live import Applies, Kept, Live, Month, allowed
 from node.donor.owner_machine import GpuPrograms, Machine
 from node.donor.owner_settings import CONDITIONS, LiveSettings, MachineFacts, State, decide, states
 from node.model.device import limit
-from node.swarm.view import Counters
+from node.swarm.runtime import Counters
 from protos.accounts import NOBODY, Owner
 from protos.errors import NetworkError, OperatorError
 from protos.process import usable_cores

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from node.control.vote_history import Given
 from node.swarm.facts import Committed, Opened
-from node.swarm.view import Counters
+from node.swarm.runtime import Counters
 from node.training.trackers import Tracking
 from protos.disk import writing
 from protos.errors import OperatorError

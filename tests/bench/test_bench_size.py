@@ -18,4 +18,4 @@ def test_the_plan_of_a_mode_is_that_of_a_peer_on_a_cpu(mode: str, state: float) 
 def test_the_peak_of_a_command_is_its_own_and_a_failed_one_says_why(tmp_path: Path) -> None:
     assert copies.peak_of(("version",), tmp_path / "log") > 10_000_000
     with pytest.raises(AssertionError, match="nowhere"):
-        copies.peak_of(("verify", str(tmp_path / "nowhere")), tmp_path / "log")
+        copies.peak_of(("ledger", str(tmp_path / "nowhere")), tmp_path / "log")

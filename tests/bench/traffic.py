@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from node.assemble import LateDoor
 from node.blobs.payloads import Payloads
+from node.building import LateDoor
 from node.optim.layout import CHUNK_ELEMENTS
 from node.optim.votes.sums import SUMMED
 from node.overlay.settings import OverlaySettings

@@ -46,7 +46,7 @@ from node.overlay.dht import _OwnRecordsOnly, open_record, run_key
 from node.snapshot.pieces import describe, load, open_manifest, pack
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
-from node.swarm.view import View
+from node.swarm.runtime import View
 from node.wire import UpdateDoor, open_aggregate
 from protos import calls
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable

@@ -15,7 +15,6 @@ CLASSES = {
 """Class names that stand in two files or more, each with the reason."""
 FILES = {
     "config": "the settings of a peer, and those of a coordinator: what each program is told",
-    "options": "the options that the commands of each program share",
     "text": "a run's training text, and words from strangers",
 }
 """File names that stand in two folders or more, each with the reason."""

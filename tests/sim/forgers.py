@@ -17,8 +17,8 @@ from unittest import mock
 from coordinator.clock.aggregation import EQUAL_NEEDED
 from coordinator.clock.findings import FORGED
 from coordinator.clock.state import Run
+from node.swarm.runtime import ByRange
 from node.swarm.session import Parts, Session
-from node.swarm.view import ByRange
 from protos.checks import AUDIT_STEPS
 from protos.identity import short
 from protos.log import SignedEntry

@@ -29,8 +29,8 @@ from coordinator.serving.metrics import Metrics
 from coordinator.serving.peer_service import CoordinatorService
 from coordinator.serving.sessions import Sessions
 from coordinator.store.journal import Journal
-from node.assemble import Home, LateDoor, assemble
 from node.blobs.payloads import Payloads
+from node.building import Home, LateDoor, assemble
 from node.data.samples import MixedSamples, Samples
 from node.link.client import CoordinatorClient, check_genesis
 from node.link.coordinators import Coordinators

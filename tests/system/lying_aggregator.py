@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from node.app import join
-from node.assemble import LateDoor
+from node.building import LateDoor
 from node.config import PeerSettings
 from node.swarm.vote_sums import Aggregator
 from protos.console import configure_logging, exit_with

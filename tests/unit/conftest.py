@@ -6,7 +6,15 @@ import pytest
 
 
 @pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def built_here_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run without the processes that build a factory once more: `ByName` in tests/unit/model/test_dry_run.py has them."""
+    from node.model import other_process
+
+    monkeypatch.setattr(other_process, "PROCESSES", 0)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch, built_here_alone: None) -> None:
     """What `swarmentum layout` says of a model, without the seconds in which its process loads torch."""
     from coordinator.commands import checking
     from node.commands.model_layout import layout_of

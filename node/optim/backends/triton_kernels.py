@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from node.optim.exact import orthogonal as whole_matrices
-from node.optim.exact.elementwise import SMALLEST
+from node.optim.exact.orthogonal import SMALLEST
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 
 ROUND = tl.constexpr(12582912.0)

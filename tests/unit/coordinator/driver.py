@@ -1,6 +1,6 @@
 """The machine between well-behaved peers, in virtual time; and the checks that hold after every event of any kind.
 
-`Harness` feeds events and checks; `Swarm` plays peers that behave like `node/swarm/reporter.py`: reports are told until they
+`Harness` feeds events and checks; `Swarm` plays peers that behave like `node/swarm/publication.py`: reports are told until they
 are taken, a stream that loses a message breaks and is opened again, gossip may simply be lost.
 """
 
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator.clock import electorate, entry_decision, holder_counts, machine, rules
+from coordinator.clock import entry_decision, holder_counts, machine, rules
 from coordinator.clock.effects import (
     Append,
     Arm,
@@ -306,7 +306,7 @@ class Harness:
         assert len(run.left) <= len(run.roster)
         if run.electors is not None and run.electors.step in run.voted:
             anew = replace(run, electors=None)
-            assert electorate.electors(run, run.electors.step) == electorate.electors(anew, run.electors.step)
+            assert rules.electors(run, run.electors.step) == rules.electors(anew, run.electors.step)
         if run.step is not None:
             members = len(run.step.tick.roster)
             assert rules.seen(run.step, run.peers) == run.step, "who is here was not kept up to date"

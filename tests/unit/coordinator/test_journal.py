@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from coordinator.clock import machine
 from coordinator.clock.effects import EntryCommitted, LayoutFixed, PeerLeft, SnapshotAgreed, TickOpened
-from coordinator.commands.options import settings
+from coordinator.config import settings
 from coordinator.store import backup
 from coordinator.store.journal import Journal, JournalError
 from protos.errors import OperatorError

@@ -28,11 +28,10 @@ from coordinator.clock.events import (
 )
 from coordinator.clock.state import Phase
 from coordinator.commands.signing import Operators
-from coordinator.serving import clocks
 from coordinator.store import checkpoint
 from node.archive.audit import write_from_log
 from node.archive.ledger import export_log, log_entries
-from protos import limits
+from protos import clocks, limits
 from protos.changes import settings_of
 from protos.envelope import Kind, seal_bytes
 from protos.errors import OperatorError, Refusal

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.clock import admission, electorate, holder_counts, rules
+from coordinator.clock import admission, holder_counts, rules
 from coordinator.clock.effects import EndStream, NoticeKind, SendNotice, SendTick, SnapshotFact
 from coordinator.clock.events import Claim, Connected, Disconnected, Reported, TicketAsked, TimerFired, WithdrawalAsked
 from coordinator.clock.state import Peer, PeerPhase, Phase
@@ -138,7 +138,7 @@ def test_peers_of_one_house_keep_a_snapshot_with_one_vote_on_it() -> None:
         step(harness, *members)
         applies(harness, *range(4))
     assert len(members) == 4
-    assert len(electorate.electors(harness.run, 2)) == 2
+    assert len(rules.electors(harness.run, 2)) == 2
     stores(harness, 0, 1, fact=replace(snapshot_at(2), kept=False))
     stores(harness, 2, 3)
     assert harness.run.snapshot == snapshot_at(2)

@@ -15,8 +15,8 @@ from coordinator.clock.effects import Append, EndStream, PeerLeft, Refuse, Ticke
 from coordinator.clock.events import Connected, Reported, RevocationAsked, TicketAsked
 from coordinator.clock.state import PeerPhase
 from coordinator.commands.peers import milliseconds
-from coordinator.serving import clocks
 from node.link.client import CoordinatorClient
+from protos import clocks
 from protos.calls import SessionLostError
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError

@@ -228,7 +228,7 @@ class ByName(Sound):
 
     def prepare(self) -> None:
         words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
-        found = {
+        all_kinds = {
             "set": lambda: [float(len(word)) for word in set(words)],
             "hash": lambda: [float(hash(word) % 97) for word in words],
             "threads": lambda: [float(torch.get_num_threads())],
@@ -238,9 +238,10 @@ class ByName(Sound):
             "mask": lambda: [-math.inf, math.nan, 1.0],
             "prints": lambda: [1.0],
             "download": lambda: [float(len(os.environ["HTTPS_PROXY"]))],
-        }[self.kind]()
-        self.register_buffer("found", torch.tensor(found))
-        if self.kind == "prints" and "pytest" not in sys.modules:
+        }
+        for kind in self.kind.split():
+            self.register_buffer(f"found_{kind}", torch.tensor(all_kinds[kind]()))
+        if "prints" in self.kind and "pytest" not in sys.modules:
             atexit.register(os.write, 1, b"7\n\xff\n")
 
 

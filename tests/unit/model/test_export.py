@@ -375,6 +375,7 @@ def looked(model: dict[str, Any], *, known: bool) -> list[str]:
     return [log["why"] for log in logs]
 
 
+@pytest.mark.usefixtures("built_here_alone")
 def test_the_first_peer_of_a_run_that_nobody_tried_refuses_a_worthless_model() -> None:
     with pytest.raises(ModelError, match="an earlier position sees a later token"):
         looked(WORTHLESS, known=False)
@@ -382,6 +383,7 @@ def test_the_first_peer_of_a_run_that_nobody_tried_refuses_a_worthless_model() -
     assert looked(SOUND, known=False) == []
 
 
+@pytest.mark.usefixtures("built_here_alone")
 def test_the_reference_of_a_run_is_what_its_peers_compute_and_another_one_is_told() -> None:
     facts = layout_of(RunConfig(model=ModelConfig(**SOUND)), allow_code=True)
     assert facts.reference["made_with"] == versions()

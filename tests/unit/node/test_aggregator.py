@@ -10,12 +10,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from node.assemble import LateDoor
+from node.building import LateDoor
 from node.optim.votes import sums
 from node.swarm.collector import COPIES_EACH, Collector, sources_of
 from node.swarm.facts import Resync
 from node.swarm.outbox import Outbox
-from node.swarm.view import View
+from node.swarm.runtime import View
 from node.swarm.vote_sums import Addends, Aggregator
 from node.wire import UpdateDoor, encode, longest_sums
 from protos.assignment import Range, SampleShare

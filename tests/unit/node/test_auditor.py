@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.assemble import LateDoor
+from node.building import LateDoor
 from node.optim.votes import sums
 from node.swarm.facts import FoundFalse
-from node.swarm.view import View
+from node.swarm.runtime import View
 from node.swarm.vote_sums import Addends, Auditor
 from node.wire import UpdateDoor, aggregate, is_sum
 from protos.checks import AUDIT_EVERY, AUDIT_STEPS, audited

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.commands.forks import changes_of
-from coordinator.commands.options import settings
+from coordinator.config import settings
 from node.commands.options import link_from
 from node.config import load_settings
 from protos import toml_file

@@ -6,8 +6,7 @@ from typing import Any
 from unittest import mock
 
 from node.swarm.entries import ENTRIES_AHEAD_MAX, WAITING_BYTES_MAX, Entries, Witness
-from node.swarm.runtime import Runtime
-from node.swarm.view import Counters, View
+from node.swarm.runtime import Counters, Runtime, View
 from protos.assignment import Range, SampleShare
 from protos.identity import Identity
 from protos.log import Entry, SignedEntry, seal_entry

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from coordinator import __main__ as operator
 from node import __main__ as peer
+from node.commands.evaluate import EvaluationError, evaluate, evaluated
 from node.config import load_settings
 from node.data.tokenizer import ByteTokenizer
 from node.export.model_folder import export
 from node.model.spec import ModelError, ModelSpec, build, build_meta
+from protos.disk import DiskError
 from protos.errors import OperatorError
 from protos.process import python_command, safe_environment
 from tests.unit.model.test_spec import TINY
@@ -100,8 +102,10 @@ def test_lm_eval_is_the_installed_one_and_stands_in_an_empty_folder(tmp_path: Pa
     assert told["--include_path"] == str(folder / "tasks")
 
 
-@pytest.mark.parametrize(("cut", "code"), [(False, 2), (True, 1)])
-def test_figures_are_shown_where_there_is_no_room_for_them(tmp_path: Path, cut: bool, code: int) -> None:
+@pytest.mark.parametrize("cut", [False, True])
+def test_figures_are_shown_where_there_is_no_room_for_them(
+    tmp_path: Path, cut: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """An evaluation takes hours. Its figures were gone if FOLDER could not take them; a cut-off file was a traceback."""
     library = tmp_path / "installed" / "lm_eval"
     library.mkdir(parents=True)
@@ -110,15 +114,11 @@ def test_figures_are_shown_where_there_is_no_room_for_them(tmp_path: Path, cut: 
     folder = tmp_path / "model"
     export(build(ModelSpec(TINY), 3), ByteTokenizer(), folder, {})
     (folder / "evaluation.json").mkdir()  # as of a disk that is full: nothing can be written in its place
-    done = command(
-        tmp_path, "swarmentum", "evaluate", "model", "--tasks", "arc", "--json", PYTHONPATH=str(library.parent)
-    )
-    assert done.returncode == code, done.stderr
-    if cut:
-        assert "error: results_1.json of lm-eval is cut off" in done.stderr
-    else:
-        assert json.loads(done.stdout)["lm_eval"]["--tasks"] == "arc"
-        assert "evaluation.json" in done.stderr
+    monkeypatch.setenv("PYTHONPATH", str(library.parent))
+    error, why = (EvaluationError, "results_1.json of lm-eval is cut off") if cut else (DiskError, "evaluation.json")
+    with pytest.raises(error, match=why):
+        evaluate(folder, "arc", as_json=True)
+    assert cut or json.loads(capfd.readouterr().out)["lm_eval"]["--tasks"] == "arc"
 
 
 def test_lm_eval_beside_an_export_is_no_installed_lm_eval(tmp_path: Path) -> None:
@@ -162,8 +162,6 @@ def test_a_configuration_brings_no_code(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("place", ["top", "inner"])
 def test_a_configuration_names_no_kernel_at_any_depth(tmp_path: Path, place: str) -> None:
-    from node.commands.evaluate import evaluated
-
     kernel = {"attn_implementation": "some/kernel"}
     config = {"model_type": "llama", **(kernel if place == "top" else {"text_config": kernel})}
     with pytest.raises(ModelError, match=r"attn_implementation = 'some/kernel'"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.assemble import assemble
+from node.building import assemble
 from node.data.samples import Samples
 from node.model.gradients import GradResult, loss
 from node.optim.step import NonFiniteGradient

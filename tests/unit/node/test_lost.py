@@ -14,7 +14,7 @@ from node.swarm.collector import Collector
 from node.swarm.facts import Resync, Snapshot
 from node.swarm.inbox import Announced
 from node.swarm.pulls import ACCEPTED_ROUNDS_MIN, Pulls
-from node.swarm.view import View
+from node.swarm.runtime import View
 from protos import slices
 from protos.errors import NetworkError
 from protos.identity import short

@@ -20,7 +20,7 @@ from node.overlay.dht import Discovery, _OwnRecordsOnly, open_record, run_key
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings, check_port_free
 from node.swarm.announcements import Topic
-from node.swarm.view import View
+from node.swarm.runtime import View
 from protos.envelope import Kind, seal
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import Identity

@@ -20,8 +20,7 @@ from node.swarm.inbox import PAYLOADS_AN_AUTHOR_MAX, Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.pulls import Pulls
 from node.swarm.pushes import REFUSED, TAKEN, Pusher, PushServer
-from node.swarm.runtime import Runtime
-from node.swarm.view import Counters, View
+from node.swarm.runtime import Counters, Runtime, View
 from protos import slices
 from protos.assignment import Range, SampleShare
 from protos.envelope import Kind, seal

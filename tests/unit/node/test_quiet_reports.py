@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 
-from node.swarm import reporter
+from node.swarm import publication
 from node.swarm.outbox import Outbox
-from node.swarm.reporter import Reporter
+from node.swarm.publication import Reporter
 from protos.assignment import Range, SampleShare
 from protos.errors import NetworkError, RefusedError
 from protos.slices import mask_bytes, mask_of
@@ -62,13 +62,13 @@ def tick(step: int = 1, attempt: int = 1) -> Tick:
 
 @asynccontextmanager
 async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Coordinator, Outbox]]:
-    monkeypatch.setattr(reporter, "RETRY_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(publication, "RETRY_SECONDS_MIN", 0.0)
     coordinator, outbox = Coordinator(), Outbox()
-    publication = mock.Mock(answered=mock.Mock(return_value=[]))
+    own = mock.Mock(answered=mock.Mock(return_value=[]))
     view = mock.Mock(step=0)
     tasks: list[asyncio.Task[None]] = []
     runtime = mock.Mock(spawn=lambda task: tasks.append(asyncio.ensure_future(task)), emit=mock.AsyncMock())
-    made = Reporter(KEYS[0], cast(Any, coordinator), outbox, publication, view, runtime)
+    made = Reporter(KEYS[0], cast(Any, coordinator), outbox, own, view, runtime)
     made.resume()
     tasks.append(asyncio.ensure_future(made.report_forever()))
     outbox.open_step(tick())
@@ -154,7 +154,7 @@ async def test_a_coordinator_that_refuses_quiet_reports_is_heard_after_one(monke
 
 
 async def test_after_many_quiet_reports_an_answer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "UNANSWERED_MAX", 2)
+    monkeypatch.setattr(publication, "UNANSWERED_MAX", 2)
     async with reporting(monkeypatch) as (coordinator, outbox):
         for attempt in range(1, 4):
             outbox.open_step(tick(attempt=attempt))

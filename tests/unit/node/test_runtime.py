@@ -3,8 +3,7 @@
 import asyncio
 
 from node.swarm.facts import Event
-from node.swarm.runtime import Runtime
-from node.swarm.view import Counters, View
+from node.swarm.runtime import Counters, Runtime, View
 from protos.identity import Identity
 
 ADA = Identity.from_seed(bytes(32))

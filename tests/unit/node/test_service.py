@@ -126,7 +126,7 @@ def test_a_signal_before_there_is_a_peer_reaches_the_peer(tmp_path: Path, monkey
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_costs_lines_of_the_log_and_not_the_peer(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to("/dev/full")
-    program = "for number in range(5000): print(f'{number:09}')\nraise SystemExit(3)"
+    program = "for number in range(50): print('x' * 5000)\nraise SystemExit(3)"  # more than a pipe holds
     assert supervise(tmp_path / "log", [sys.executable, "-c", program], bytes_max=1000) == 3
 
 

@@ -14,7 +14,7 @@ from coordinator.commands.created import model_start
 from node.__main__ import app
 from node.archive import files
 from node.archive.confirmed import first_difference, model_of, settings_difference
-from node.assemble import PIECES, folder_of
+from node.building import PIECES, folder_of
 from node.commands.start_from import INDEX, WEIGHTS, check_alike, check_out, load_weights, start_from, write_out
 from node.config import PeerSettings
 from node.data.tokenizer import ByteTokenizer

@@ -12,7 +12,7 @@ import torch
 from node.model.gradients import GradResult
 from node.optim.second_moment import Kind
 from node.swarm.facts import Agreed, Event, Finished, Opened, Snapshot
-from node.swarm.view import Counters
+from node.swarm.runtime import Counters
 from node.training.exports import Copier
 from node.training.loop import Trainer
 from node.training.maker import PendingGradient

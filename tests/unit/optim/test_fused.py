@@ -19,7 +19,7 @@ from node.optim.backends.portable import Portable
 from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.exact import elementwise, orthogonal, transforms
+from node.optim.exact import orthogonal, transforms
 from node.optim.layout import Layout
 from node.optim.second_moment import SecondMoment
 from node.optim.step import NonFiniteGradient
@@ -383,7 +383,7 @@ def test_kernels_that_give_other_bits_are_told_and_torch_serves(monkeypatch, cap
 
 
 def test_kernels_cached_from_other_instructions_are_not_used():
-    parts = (emit, forward, inverse, newton, orthogonal, elementwise)
+    parts = (emit, forward, inverse, newton, orthogonal)
     sources = [Path(part.__file__).read_bytes() for part in (*parts, kernels, momentum_kernels)]
     own = hashlib.sha256(b"".join(sources)).hexdigest()[:16]
     fused_of(layout_of([(3,)]))

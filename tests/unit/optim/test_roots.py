@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from node.optim.base import Base, BaseConfig, given
-from node.optim.exact.elementwise import ExactRoots, root_
+from node.optim.exact.orthogonal import ExactRoots, root_
 from node.optim.layout import Layout
 
 CPU = torch.device("cpu")

@@ -15,8 +15,7 @@ from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.base import TABLES, Base, BaseConfig, is_named_table, is_table
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.exact.elementwise import SMALLEST
-from node.optim.exact.orthogonal import orthogonalised
+from node.optim.exact.orthogonal import SMALLEST, orthogonalised
 from node.optim.layout import Layout, kinds_of
 from node.optim.second_moment import SecondMoment
 from node.optim.torch_optimizer import DeMoOptimizer

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from coordinator.commands.options import settings
-from coordinator.config import CoordinatorSettings
+from coordinator.config import CoordinatorSettings, settings
 from node.config import PeerSettings
 from protos.address import parse_address
 from protos.errors import OperatorError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.commands.options import settings
+from coordinator.config import settings
 from node.config import load_settings
 from node.optim.backends.choose import wanted
 from protos import mistakes

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from node.optim.exact.elementwise import SMALLEST
+from node.optim.exact.orthogonal import SMALLEST
 from node.optim.layout import CHUNK_SIDE
 
 LANES = 16
@@ -134,7 +134,7 @@ _SMALLEST_BITS = int(np.float32(SMALLEST).view(np.int32))
 
 
 def cut_off(code: CodeBuilder, value: Value) -> Value:
-    """Parameters (fp32) below `SMALLEST` become zeros of the same sign: as `elementwise.cut_off`."""
+    """Parameters (fp32) below `SMALLEST` become zeros of the same sign: as `orthogonal.cut_off`."""
     build, bits = code.builder, code.builder.bitcast(value, INTS)
     small = build.icmp_signed("<", build.and_(bits, same(INT, 0x7FFFFFFF)), same(INT, _SMALLEST_BITS))
     return build.bitcast(build.select(small, build.and_(bits, same(INT, -(1 << 31))), bits), FLOATS)

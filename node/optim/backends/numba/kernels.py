@@ -15,9 +15,8 @@ import numpy as np
 from numba import njit
 
 from node.optim.backends.numba import emit, forward, inverse, newton
-from node.optim.exact import elementwise, orthogonal
-from node.optim.exact.elementwise import SMALLEST
-from node.optim.exact.orthogonal import COEFFICIENTS, FACTOR_UNITS, GRAM_MIN, LARGEST_MIN, WHOLE_EXPONENT
+from node.optim.exact import orthogonal
+from node.optim.exact.orthogonal import COEFFICIENTS, FACTOR_UNITS, GRAM_MIN, LARGEST_MIN, SMALLEST, WHOLE_EXPONENT
 
 _CHUNK, _SIDE = 4096, 64
 _ROW, _HALF_ROW = 256, 128
@@ -82,7 +81,7 @@ SCRATCH_BYTES = 16 * _CHUNK
 _GROUPS_MAX = 512
 """Votes that a peer has for a chunk at the smallest group size."""
 
-_PARTS = (emit, forward, inverse, newton, orthogonal, elementwise)
+_PARTS = (emit, forward, inverse, newton, orthogonal)
 _FILES = [*(str(part.__file__) for part in _PARTS), __file__, str(Path(__file__).with_name("momentum_kernels.py"))]
 _EMITTED = hashlib.sha256(b"".join(Path(name).read_bytes() for name in _FILES)).hexdigest()[:16]
 """Numba's cache looks at a function's file and name; so the name says what else is compiled in."""

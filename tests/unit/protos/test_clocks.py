@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from protos.wall_clock import APART_SECONDS_MAX, MADE, wrong
+from protos.clocks import APART_SECONDS_MAX, MADE, wrong
 
 NOW = datetime(2027, 3, 4, 12, 0, tzinfo=UTC)
 THERE = int(NOW.timestamp() * 1000)

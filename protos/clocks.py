@@ -1,4 +1,5 @@
-"""Whether this machine's wall clock is wrong, against a coordinator's and against the date of this software. Pure.
+"""This machine's clocks, read here so that a test can set either; and whether the wall clock is wrong, against a coordinator's
+and against the date of this software.
 
 No decision of a run depends on a peer's wall clock: deadlines are monotonic. `hours`, the month's traffic, logs, QUIC and the
 relays of libp2p depend on it.
@@ -6,6 +7,7 @@ relays of libp2p depend on it.
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Final
 
@@ -17,8 +19,17 @@ MADE: Final = datetime(2026, 11, 1, tzinfo=UTC)
 """This software is not older: a machine without a battery for its clock starts in 1970 or 2000."""
 SET_IT: Final = "Set this machine's clock (for example `timedatectl set-ntp true`)."
 
-
 _LAST_MS: Final = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp() * 1000)
+
+
+def monotonic_ms() -> int:
+    """A clock in ms that never goes back. Its readings never cross the wire."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def unix_ms() -> int:
+    """The wall clock in ms since 1970. Of a coordinator, only the end times of tickets depend on this clock."""
+    return time.time_ns() // 1_000_000
 
 
 def wrong(now: datetime, coordinator_unix_ms: int = 0) -> str:
