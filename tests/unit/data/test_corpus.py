@@ -457,6 +457,18 @@ def test_json_that_is_read_as_plain_text_is_told(name: str, tmp_path: Path) -> N
     plain = open_corpus(tmp_path / "tale.txt", tmp_path / "cache").reading
     assert plain is not None
     assert not plain.notes
+    pages = {
+        "a.html": "<!DOCTYPE html>\n<p>tags</p>",
+        "b.xml": "\ufeff<?xml?><a/>",
+        "c.rtf": "{\\rtf1 words}",
+        "d": "<3 you",
+    }
+    (tmp_path / "pages").mkdir()
+    for page, words in pages.items():
+        (tmp_path / "pages" / page).write_text(words)
+    told = open_corpus(tmp_path / "pages", tmp_path / "cache").reading
+    assert [note[:21] for note in told.notes] == ["3 files are HTML, XML"]
+    assert open_corpus(tmp_path / "pages" / "b.xml", tmp_path / "cache").reading.notes[0].startswith("1 files are HTML")
 
 
 def test_wide_tokens_of_a_large_vocabulary_are_refused_too(tmp_path: Path) -> None:
