@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import IO, Any, Protocol, TextIO, cast
+from typing import IO, Any, Final, Protocol, TextIO, cast
 
 import structlog
 from structlog.typing import Processor
@@ -64,8 +64,13 @@ def _printable_values(_logger: Any, _method: str, values: MutableMapping[str, An
     return values
 
 
+HOME_FORMAT: Final = 1
+"""A version whose files an earlier one would delete or misread counts this up, and writes it into FORMAT_FILE of its homes."""
+FORMAT_FILE: Final = "format"
+
+
 def lock_home(home: Path, who: str) -> IO[str]:
-    """Hold a home folder until the process ends, however it ends; OperatorError if another `who` has it."""
+    """Hold a home folder until the process ends, however it ends; OperatorError if another `who` has it, or a later version."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         file = (home / "lock").open("w")
@@ -76,6 +81,16 @@ def lock_home(home: Path, who: str) -> IO[str]:
     except OSError as error:
         file.close()
         raise OperatorError(f"--home {home}: another {who} is using it; stop it or choose another home") from error
+    try:
+        written = (home / FORMAT_FILE).read_text(errors="replace").strip()
+    except OSError:
+        return file  # there is none
+    if written != str(HOME_FORMAT):
+        file.close()
+        raise OperatorError(
+            f"--home {home}: a later version of swarmentum wrote it (format {printable(written, 16)}, this one knows "
+            f"{HOME_FORMAT}), and this one would delete what it does not know: upgrade, or choose another home"
+        )
     return file
 
 

@@ -151,8 +151,8 @@ def let_go(terminals: tuple[int, ...]) -> None:
 
 GROUPS: Final = Path("/proc/self/cgroup")
 ROOT: Final = Path("/sys/fs/cgroup")
-MOUNTS_OF_CPU: Final = ("cpu,cpuacct", "cpu", "cpuacct,cpu", "unified", "")
-"""Folders of the CPU controller below ROOT: version 1 has one of its own, version 2 has none."""
+MOUNTS: Final = {"cpu": ("cpu,cpuacct", "cpu", "cpuacct,cpu", "unified", ""), "memory": ("memory", "unified", "")}
+"""Folders of a controller below ROOT: version 1 has one of its own, version 2 has none."""
 
 
 def usable_cores(groups: Path = GROUPS, root: Path = ROOT) -> int:
@@ -164,16 +164,21 @@ def usable_cores(groups: Path = GROUPS, root: Path = ROOT) -> int:
 
 def _quotas(groups: Path, root: Path) -> Iterator[float]:
     """In cores: of the process's group, and of all groups around it, in both versions of cgroup."""
-    for path in {path for controllers, path in _paths(groups) if controllers in ("", "cpu")}:
-        for mount in MOUNTS_OF_CPU:
-            folder = root / mount
-            # a container sees its own group as the root, or its path on the host, which is not there
-            for group in _outwards(path):
-                yield from _of_group(folder / group)
+    for folder in groups_of("cpu", groups, root):
+        yield from _of_group(folder)
 
 
-def _paths(groups: Path) -> Iterator[tuple[str, str]]:
-    """Controllers (empty: version 2) and path of each group that this process is in."""
+def groups_of(controller: str, groups: Path = GROUPS, root: Path = ROOT) -> Iterator[Path]:
+    """The folders of the groups that limit this process, each with all around it: a service, a job of Slurm, a container.
+
+    Some are not there: a container sees its own group as the root, or its path on the host."""
+    for path in {path for named, path in _paths(groups, controller) if named in ("", controller)}:
+        for mount in MOUNTS[controller]:
+            yield from (root / mount / group for group in _outwards(path))
+
+
+def _paths(groups: Path, controller: str) -> Iterator[tuple[str, str]]:
+    """Controller (empty: version 2) and path of each group that this process is in."""
     yield "", ""
     try:
         lines = groups.read_text().splitlines()
@@ -181,7 +186,7 @@ def _paths(groups: Path) -> Iterator[tuple[str, str]]:
         return
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        yield "cpu" if "cpu" in controllers.split(",") else controllers, path.strip("/")
+        yield controller if controller in controllers.split(",") else controllers, path.strip("/")
 
 
 def _outwards(path: str) -> Iterator[str]:

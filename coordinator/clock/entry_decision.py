@@ -178,10 +178,18 @@ def _all_abstain(run: Run, step: OpenStep) -> str:
     if paused == len(step.abstained):
         return f"all {paused} peers of step {step.tick.step} that are here are paused by their owners"
     reason = next(iter(step.abstained.values()))
-    return (
-        f"all {len(step.abstained)} peers that are here abstain from step {step.tick.step} ({reason}), and are asked again "
-        f"at its deadline. If it is the loss that is not finite, the run has diverged. {_way_back(run)}"
-    )
+    here = f"peers that are here abstain from step {step.tick.step}"
+    said = {key: run.peers[key].silence for key in step.abstained if key in run.peers}
+    broken = [it for it in said.values() if it is not None and it[2]]
+    if broken:
+        return (
+            f"all {len(step.abstained)} {here}, {len(broken)} of them because the loss or gradient is not finite "
+            f"({broken[0][1]}): the run has diverged. {_way_back(run)}"
+        )
+    words = f"all {len(step.abstained)} {here} ({reason}), and are asked again at its deadline"
+    if any(it is not None and it[2] is None for it in said.values()):  # of an earlier version
+        words += f". If it is the loss that is not finite, the run has diverged. {_way_back(run)}"
+    return words
 
 
 def _way_back(run: Run) -> str:

@@ -108,6 +108,8 @@ class Reported:
     """Agreed snapshots that the peer loaded and found wrong."""
     abstained: tuple[int, str] | None = None
     """The step for which the peer has no votes and will have none, and the reason, in printable text."""
+    not_finite: bool | None = None
+    """Whether the peer abstains because its loss or gradient is not finite; None: the peer does not say."""
     held: HeldPlaces | None = None
     paused: bool | None = None
     """Whether the peer's owner has paused it; None: as before."""

@@ -63,6 +63,7 @@ def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
         applied_step=-1,
         state_digest=b"",
         paused_since_ms=None,
+        silence=None,
     )
     run = run_changes.with_peer(run, run_changes.move_peer(peer, PeerPhase.ABSENT))
     if event.anchor and not run.layout_digest:

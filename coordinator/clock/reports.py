@@ -103,6 +103,7 @@ def _abstained(run: Run, event: Reported) -> Run:
     step, reason = event.abstained
     if step != current.tick.step or event.public_key in current.claims:
         return run
+    run = run_changes.with_peer(run, replace(run.peers[event.public_key], silence=(step, reason, event.not_finite)))
     return replace(run, step=replace(current, abstained={**current.abstained, event.public_key: reason}))
 
 
@@ -264,9 +265,9 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
     speed = peer.samples_per_second
     if before is None:
         speed = rules.measured_speed(speed, claim, now_ms - current.opened_ms)
-    return run_changes.with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), _contradict(
-        current, public_key, claim
-    )
+    return run_changes.with_peer(
+        run, replace(peer, samples_per_second=speed, loss=claim.loss, silence=None)
+    ), _contradict(current, public_key, claim)
 
 
 def _problem(run: Run, public_key: bytes, claim: Claim) -> str:

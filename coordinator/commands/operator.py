@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import grpc
 import typer
@@ -35,6 +36,16 @@ from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2, ticket_pb2
 
 CALL_SECONDS_MAX = 10.0
+T = TypeVar("T")
+
+
+def _meant(word: str, by_id: Mapping[str, T], named: list[T]) -> list[T]:
+    """What a person may mean: a whole id, a name, or the beginning of an id. A name such as `1b` or `ada` may begin an id, too:
+    then both are given back, and neither is meant."""
+    if word in by_id:
+        return [by_id[word]]
+    begun = [found for whole, found in by_id.items() if word and whole.startswith(word)]
+    return [*named, *(found for found in begun if not any(found is other for other in named))]
 
 
 class Operator:
@@ -120,9 +131,8 @@ class Operator:
 
     def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:
         """The one ticket whose id starts with `name` or whose label it is; OperatorError otherwise."""
-        tickets = self.tickets(genesis)
-        found = [status for status in tickets if name and status.ticket.ticket_id.hex().startswith(name)]
-        found = found or [status for status in tickets if name and status.ticket.label == name]
+        tickets = {status.ticket.ticket_id.hex(): status for status in self.tickets(genesis)}
+        found = _meant(name, tickets, [status for status in tickets.values() if status.ticket.label == name])
         if len(found) != 1:
             raise OperatorError(
                 f"{len(found)} invites of this run are called {name!r}; `swarmentum-coordinator invite list` shows them"
@@ -139,10 +149,11 @@ class Operator:
         """The one run whose id starts with `run` or whose name it is; OperatorError otherwise. A name means an unfinished run
         before finished ones, and these before archived ones."""
         runs = self.list_runs(archived=True)
-        found = [r for r in runs if run_id_of(r.genesis).hex().startswith(run)]
         named = [r for r in runs if config_from_json(r.genesis.config_json).name == run]
-        found = found or [r for r in named if r.phase != pb.Phase.PHASE_FINISHED]
-        found = found or [r for r in named if not r.archived] or named
+        named = (
+            [r for r in named if r.phase != pb.Phase.PHASE_FINISHED] or [r for r in named if not r.archived] or named
+        )
+        found = _meant(run, {run_id_of(r.genesis).hex(): r for r in runs}, named)
         if len(found) != 1:
             known = ", ".join(run_id_of(r.genesis).hex()[:16] for r in runs) or "none"
             raise OperatorError(f"{len(found)} runs are called {run!r}; this coordinator has: {known}")

@@ -232,6 +232,7 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
         # The offender's own signatures prove an offence, so a reporter can invent none.
         offences=tuple(prove(equivocation_from_body(pair), opened.run_id) for pair in body.equivocations),
         abstained=_abstained(body.abstained) if body.HasField("abstained") else None,
+        not_finite=body.abstained.not_finite if body.abstained.HasField("not_finite") else None,
         paused=body.paused if body.HasField("paused") else None,
         owner=owner_from_body(body.owner) if body.HasField("owner") else None,
         evaluations=_evaluations(opened, body.evaluations),

@@ -255,14 +255,16 @@ class Hub:
     def _facts(self, runtime: RunRuntime) -> pb.GetRunResponse:
         run = runtime.run
         peers = sorted(run.peers.values(), key=lambda peer: (peer.phase is PeerPhase.ABSENT, peer.public_key))
+        snapshot = following.snapshot_ref(run, run.snapshot) if run.snapshot else None
+        holders = 0 if snapshot is None else len(snapshot.holders)
         return pb.GetRunResponse(
             genesis=self._genesis[run.run_id],
             phase=_PHASES[run.phase],
             head_step=run.head_step,
             head_hash=run.head_hash,
             total_steps=run.steps,
-            snapshot=following.snapshot_ref(run, run.snapshot) if run.snapshot else None,
-            peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
+            snapshot=snapshot,
+            peers=[_status(run, peer, holders) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,
             reason=run.reason,
             payload_bytes_total=run.payload_bytes_total,
@@ -280,7 +282,7 @@ class Hub:
         )
 
 
-def _status(run: Run, peer: Peer) -> pb.PeerStatus:
+def _status(run: Run, peer: Peer, holders: int) -> pb.PeerStatus:
     return pb.PeerStatus(
         public_key=peer.public_key,
         phase=_PEER_PHASES[peer.phase],
@@ -295,7 +297,7 @@ def _status(run: Run, peer: Peer) -> pb.PeerStatus:
         loss=peer.loss,
         owner=owner_body(peer.owner) if peer.owner.name else None,
         relayed=is_relayed(peer.addresses),
-        **_standing(run, peer.public_key),
+        **_standing(run, peer, holders),
     )
 
 
@@ -304,17 +306,38 @@ def _public_digest(run: Run, peer: Peer) -> bytes:
     return peer.state_digest if peer.applied_step in run.agreed_digests else b""
 
 
-def _standing(run: Run, public_key: bytes) -> dict[str, Any]:
-    """Whether a peer's votes count, and the results of its checks, in a run with checks."""
-    standing = run.standings.get(public_key, Standing())
+def _standing(run: Run, peer: Peer, holders: int) -> dict[str, Any]:
+    """Whether a peer's votes count, and the results of its checks, in a run with checks; and why it has none now. `holders`:
+    the peers that are here and have the newest snapshot."""
+    standing, idle = run.standings.get(peer.public_key, Standing()), _idle(run, peer, holders)
     if not run.config.trust.enabled:
-        return {"standing": "excluded" if standing.excluded else "counted", "standing_reason": standing.excluded}
+        return {
+            "standing": "excluded" if standing.excluded else "counted",
+            "standing_reason": standing.excluded or idle,
+        }
+    checks = standing.progress(run.config.trust.probation_steps)
     return {
         "score": standing.score,
         "check_permille": standing.check_permille,
         "standing": standing.name,
-        "standing_reason": standing.excluded or standing.progress(run.config.trust.probation_steps),
+        "standing_reason": standing.excluded or "; ".join(filter(None, (checks, idle))),
     }
+
+
+def _idle(run: Run, peer: Peer, holders: int) -> str:
+    """Why a peer that is here has no votes now; empty if it has, or if its owner has paused it."""
+    if not peer.is_here or peer.is_paused:
+        return ""
+    if peer.phase is not PeerPhase.SYNCING:
+        return "" if peer.silence is None else f"no votes of step {peer.silence[0]}: {peer.silence[1]}"
+    if peer.applied_step >= 0:
+        return f"{run.head_step - peer.applied_step} steps behind"
+    again = "its state differed from the agreed one: it computes or " if peer.contradicted else ""
+    if run.snapshot is None or not run.snapshot.step:
+        return f"{again}builds the model"
+    return (
+        f"{again}gets the state of step {run.snapshot.step}, which {holders or 'none'} of the peers that are here have"
+    )
 
 
 def _exclusions(run: Run) -> list[pb.ExcludedPeer]:

@@ -106,6 +106,7 @@ def compare(replay: Replay, exported: Path) -> str:
         raise BadStepError(replay.step, f"{exported} is the model after step {step}; the archive ends at {replay.step}")
     config = replay.genesis.config
     why = settings_difference(config.model, exported)  # first: the names of weights follow from it
+    why = why or vocabulary_difference(config.model, exported, replay.state)
     if why is None:
         why = first_difference(replay.state, exported, lambda: model_of(config, exported, replay.state))
     if why is not None:
@@ -118,7 +119,7 @@ def model_of(config: RunConfig, exported: Path, state: Mapping[str, Tensor]) -> 
 
     A stranger's folder may name any vocabulary: a model of other shapes than the state's is not built.
     """
-    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta
+    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build
 
     if config.model.factory is not None:
         return None
@@ -126,12 +127,33 @@ def model_of(config: RunConfig, exported: Path, state: Mapping[str, Tensor]) -> 
     if "vocab_size" not in named and (exported / CONFIG).is_file():
         named = {"vocab_size": json.loads((exported / CONFIG).read_bytes()).get("vocab_size"), **named}
     try:
-        shapes = {name: it.shape for name, it in build_meta(ModelSpec(named)).named_parameters()}
-        if any(name in state and state[name].shape != shape for name, shape in shapes.items()):
-            return None
-        return build(ModelSpec(named), config.seed, blank=True)
+        return build(ModelSpec(named), config.seed, blank=True) if _fits(named, state) else None
     except ModelError:
         return None
+
+
+def _fits(named: Mapping[str, Any], state: Mapping[str, Tensor]) -> bool:
+    """Whether no parameter of such a model has another shape in a state. Raises ModelError."""
+    from node.model.spec import ModelSpec, build_meta
+
+    shapes = {name: it.shape for name, it in build_meta(ModelSpec(named)).named_parameters()}
+    return all(state[name].shape == shape for name, shape in shapes.items() if name in state)
+
+
+def vocabulary_difference(model: ModelConfig, exported: Path, state: Mapping[str, Tensor]) -> str | None:
+    """How the vocabulary of config.json differs from that of the state, where the run leaves it to the tokenizer; or None."""
+    from node.model.spec import SMALL_LLAMA, ModelError
+
+    named = SMALL_LLAMA if model.config is None else model.config
+    if model.factory is not None or "vocab_size" in named or not (exported / CONFIG).is_file():
+        return None
+    size = json.loads((exported / CONFIG).read_bytes()).get("vocab_size")
+    try:
+        if type(size) is int and _fits({**named, "vocab_size": size}, state):
+            return None
+    except ModelError:
+        pass
+    return f"{CONFIG}: vocab_size is {size!r}, and the run's parameters have the shapes of another one"
 
 
 def _as_saved(parameters: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

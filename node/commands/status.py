@@ -108,6 +108,9 @@ def show(values: dict[str, Any]) -> None:
         console.print(since, highlight=False, markup=False)
     for table in peer_tables(values["peers"], console.width):
         console.print(table)
+    for peer in values["peers"]:
+        if peer["standing_reason"] and peer["phase"] != "absent":
+            console.print(f"{_peer(peer)}: {peer['standing_reason']}", highlight=False, markup=False, soft_wrap=True)
     for owner in values["owners"]:
         many = f"{len(owner['peers'])} peers" if len(owner["peers"]) > 1 else "1 peer"
         what = f"{many}, {owner['votes_accepted']} votes, {owner['samples_per_second']:.1f} samples/s"

@@ -155,7 +155,7 @@ def _tokens_of_text(
         return found, Reading(1, 1, len(found), notes=tally.reading().notes)
     if as_bytes:
         return bytes_of(_documents(path, tally)), tally.reading()
-    tokens = tokenise(lambda tally: _documents(path, tally), tokenizer, cache_dir, tally, progress)
+    tokens = tokenise(lambda tally: _documents(path, tally), tokenizer, cache_dir, tally, progress, str(path))
     return tokens, tally.reading()
 
 

@@ -202,14 +202,18 @@ MARKUP_NOTE: Final = (
     "{} files of JSON have no rows that are read, so their brackets and names are part of the text: one row a line, in a file "
     "named .jsonl, is read as its text alone"
 )
+TAGGED: Final = (b"<?xml", b"<!doctype", b"<html", b"<svg", b"<mediawiki", b"{\\rtf", b"%pdf-", b"%!ps")
+TAGS_NOTE: Final = (
+    "{} files are HTML, XML, RTF, PDF or PostScript, and their tags are part of the text: convert them to text first"
+)
 
 
 def markup_note(line: bytes, path: Path, column: str) -> str:
-    """Words about a plain text whose first line is JSON; empty for other text."""
-    line = line[:LINE_BYTES_MAX].strip()
-    marked = (
-        line[:1] in (b"{", b"[") if PurePath(inner_name(path)).suffix == JSON else _is_row(line, column, alone=True)
-    )
+    """Words about a plain text whose first line is JSON or of a format with tags; empty for other text."""
+    line, suffix = line[:LINE_BYTES_MAX].strip(), PurePath(inner_name(path)).suffix
+    if line[:16].lower().startswith(TAGGED):
+        return TAGS_NOTE
+    marked = line[:1] in (b"{", b"[") if suffix in (JSON, ".ipynb") else _is_row(line, column, alone=True)
     return MARKUP_NOTE if marked else ""
 
 

@@ -7,10 +7,9 @@ Refuses: text that is not UTF-8, binary files (a folder counts and skips them, a
 from __future__ import annotations
 
 import codecs
-import re
 import stat
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
@@ -32,96 +31,10 @@ from node.data.rows import (
     table,
     wide_text,
 )
+from node.data.splits import ALL, chosen, parts_told
 from node.data.tally import LeftOutReason, Repeats, Tally
 from node.data.text_files import PackedError, file_size, inner_name, mode_of, opened, walk
 from protos.errors import DataError
-
-# Which files of a folder are training text: not its other splits, and not the pages about a data set. Pure, of names alone.
-#
-# A folder has splits if some of its names say train, validation or test, as the hub's data sets do.
-
-ALL: Final = "all"
-"""The split that is the whole folder."""
-SPLITS: Final = {
-    "train": "train", "training": "train",
-    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
-    "test": "test", "testing": "test", "eval": "test", "evaluation": "test", "heldout": "test", "holdout": "test",
-    "trainset": "train", "validset": "validation", "valset": "validation", "devset": "validation", "testset": "test",
-}  # fmt: skip
-PLAIN_SUFFIXES: Final = ("", ".txt", ".text", ".raw", ".tokens")
-"""Text files whose name may say a split. Code has tests, too, and is no data set."""
-ABOUT_NAMES: Final = frozenset(
-    {"readme", "license", "licence", "copying", "notice", "citation", "changelog", "dataset_infos", "dataset_info",
-     "dataset_dict", "state", "metadata", "croissant", "checksums", "sha256sums", "md5sums", "index",
-     "manifest", "requirements"}
-)  # fmt: skip
-ABOUT_SUFFIXES: Final = ("", ".md", ".txt", ".rst", ".json", ".cff", ".yaml", ".yml", ".csv", ".html")
-
-
-def chosen(names: Sequence[PurePath], rows: Sequence[bool], split: str, root: str) -> list[LeftOutReason | None]:
-    """For each file, relative to its folder, why it is left out. `rows`: whether the file has rows, not plain text.
-
-    `root`: the folder's own name.
-    """
-    marks = [split_of(name, has_rows) for name, has_rows in zip(names, rows, strict=True)]
-    folders = {folder for name, has_rows in zip(names, rows, strict=True) if has_rows for folder in name.parents}
-    return [
-        LeftOutReason.ABOUT
-        if name.parent in folders and not has_rows and is_about(name, name.parent.name or root)
-        else _of_split(mark, has_rows, SPLITS.get(split, split), marks)
-        for name, mark, has_rows in zip(names, marks, rows, strict=True)
-    ]
-
-
-def _of_split(mark: str, has_rows: bool, split: str, marks: Sequence[str]) -> LeftOutReason | None:
-    """A text file is of another split only if files of the wanted one are there, too."""
-    other = mark not in ("", split) and split != ALL
-    return LeftOutReason.SPLIT if other and (has_rows or split in marks) else None
-
-
-def split_of(name: PurePath, has_rows: bool) -> str:
-    """The split that a name says, the file's own name before its folders; empty for none."""
-    stem = inner_name(name)
-    if not has_rows and PurePath(stem).suffix not in PLAIN_SUFFIXES:
-        return ""
-    for part in (stem, *(folder.lower() for folder in reversed(name.parent.parts))):
-        for word in re.split(r"[^a-z]+", re.sub(r"(held|hold)[^a-z]out", r"\1out", part)):
-            if word in SPLITS:
-                return SPLITS[word]
-    return ""
-
-
-PART: Final = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)
-"""A file that is one of several, as `datasets` and the hub name them; some have a digest in the name."""
-
-
-def parts_told(files: Sequence[PurePath]) -> list[str]:
-    """Words about sets of numbered files that are not there whole. Raises DataError for files of two sets of one name."""
-    sets = dict[tuple[PurePath, str, str], dict[str, set[int]]]()
-    for file in files:
-        if (part := PART.fullmatch(file.name)) is not None:
-            before, number, of, after = part.groups()
-            sets.setdefault((file.parent, before, after), {}).setdefault(of, set()).add(int(number))
-    told = list[str]()
-    for (folder, before, after), found in sorted(sets.items()):
-        names = [f"{before}*-of-{of}{after}" for of in sorted(found)]
-        if len(names) > 1:
-            raise DataError(
-                f"data: {folder} has {' and '.join(names)}, so files of an earlier set are still there, and their text would "
-                "count twice: delete the old ones, or move them away"
-            )
-        (of, numbers), name = next(iter(found.items())), str(folder / names[0]).replace("{", "{{").replace("}", "}}")
-        if len(numbers) < int(of):
-            told.append(f"of {name} {len(numbers):,} of {int(of):,} files are there")
-    return told
-
-
-def is_about(name: PurePath, folder: str) -> bool:
-    """Whether a file without rows, beside some with rows, is about them: a page, a licence, a list, or their script."""
-    low = PurePath(inner_name(name))
-    script = low.suffix == ".py" and low.stem == folder.lower()
-    return script or low.suffix == ".json" or (low.stem in ABOUT_NAMES and low.suffix in ABOUT_SUFFIXES)
-
 
 STDLIB_BYTES_MAX: Final = 32 << 20
 BLOCK_BYTES: Final = 1 << 20

@@ -22,7 +22,7 @@ from node.data.rows import BOM_BYTES
 from node.data.sources import Document, check_text, is_text, pointer_of
 from node.data.tally import Tally
 from node.data.tokenizer import Encoder, Tokenizer
-from protos.disk import write_atomic
+from protos.disk import remove_left, write_atomic
 from protos.errors import DataError
 
 
@@ -256,8 +256,10 @@ def tokenise(
     cache_dir: Path,
     tally: Tally,
     progress: Progress = lambda done, name: None,
+    place: str = "",
 ) -> Tokens:
-    """The documents through a tokenizer, once: a file in `cache_dir` named by what it was made from.
+    """The documents through a tokenizer, once: a file in `cache_dir` named by what it was made from. Each `place`, where the
+    documents are from, has one file: that of an earlier text goes. `cache_dir` is this process's alone.
 
     `read(tally)` gives the documents, each time from the first. `tally` gets what was left out, also if the file is there.
     """
@@ -268,9 +270,14 @@ def tokenise(
         encoder.see(text, document.path)
         characters += len(text)
     key = hashed.hexdigest()[:32]
-    cached = cache_dir / f"{key}.npy"
+    of = hashlib.sha256(os.fsencode(place) + tokenizer.fingerprint()).hexdigest()[:8]
+    cached, earlier = cache_dir / f"{of}-{key}.npy", cache_dir / f"{key}.npy"
+    if earlier.exists():  # of a version that named no place
+        earlier.replace(cached)
     if not cached.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
+        for old in (*cache_dir.glob(f"{of}-*.npy"), *cache_dir.glob("*.tmp")):  # and what kills left
+            remove_left(old)
         again = hashlib.sha256(CACHE_FORMAT + tokenizer.fingerprint())
         _write_cache(cached, _hashed(read(Tally()), again), tokenizer, progress, lambda: again.hexdigest()[:32] == key)
     tokens = open_tokens(cached)

@@ -72,7 +72,10 @@ class Live:
                 try:
                     notes.append(apply(value))
                 except ValueError as error:
-                    raise OperatorError(f"{key} = {shown(value)}: {error}") from error
+                    mend = (
+                        f" (`swarmentum set` kept it: take its line out of {self._path})" if key in self._kept else ""
+                    )
+                    raise OperatorError(f"{key} = {shown(value)}: {error}{mend}") from error
         return [note for note in notes if note]
 
     def overruled(self) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from protos.errors import OperatorError
-from protos.process import usable_cores
+from protos.process import GROUPS, ROOT, groups_of, usable_cores
 
 PRECISIONS = ("auto", "bf16", "fp32")
 SHORT: Final = torch.bfloat16
@@ -89,7 +89,6 @@ def short_copy(model: nn.Module, device: torch.device, absent: Collection[int] =
 # Reads what the driver and Linux say. Refuses to guess: None where neither says anything.
 
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 KIB = 1024
 
 
@@ -141,13 +140,11 @@ def room_of(device: torch.device, part: float | None = None) -> DeviceMemory | N
     return main_memory()
 
 
-def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> DeviceMemory | None:
-    """This machine's memory: what programs can still get without swapping."""
-    whole = _of_machine(meminfo)
-    limited = _of_container(cgroup)
-    if whole is None or limited is None:
-        return whole or limited
-    return DeviceMemory(min(whole.free, limited.free), min(whole.total, limited.total))
+def main_memory(meminfo: Path = MEMINFO, groups: Path = GROUPS, root: Path = ROOT) -> DeviceMemory | None:
+    """This machine's memory, or what a container, a service or a job may have of it: what programs get without swapping."""
+    limits = (_of_group(folder) for folder in groups_of("memory", groups, root))
+    found = [it for it in (_of_machine(meminfo), *limits) if it is not None]
+    return DeviceMemory(min(it.free for it in found), min(it.total for it in found)) if found else None
 
 
 def _of_machine(meminfo: Path) -> DeviceMemory | None:
@@ -161,14 +158,23 @@ def _of_machine(meminfo: Path) -> DeviceMemory | None:
     return DeviceMemory(total, total) if total > 0 else None
 
 
-def _of_container(cgroup: Path) -> DeviceMemory | None:
-    """The limit of a container (cgroup v2); None without one. Files that were read lately count as free."""
+def _of_group(folder: Path) -> DeviceMemory | None:
+    """The limit of a group, in both versions of cgroup; None without one. Files that were read lately count as free."""
+    # above memory.high the kernel slows a process down, without an end
+    limits = [it for name in ("memory.max", "memory.high", "memory.limit_in_bytes") if (it := _number(folder / name))]
+    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+    if not limits or used is None:
+        return None
+    stat = _numbers(folder / "memory.stat")
+    cached = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+    return DeviceMemory(max(min(limits) - used + cached, 0), min(limits))
+
+
+def _number(file: Path) -> int | None:
     try:
-        most, used = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
+        return int(file.read_text())
     except (OSError, ValueError):  # no such file, or "max"
         return None
-    cached = _numbers(cgroup / "memory.stat").get("inactive_file", 0)
-    return DeviceMemory(max(most - used + cached, 0), most)
 
 
 def _numbers(file: Path) -> dict[str, int]:

@@ -262,9 +262,9 @@ class Swarm:
         """Tell the coordinator the state after a step."""
         self._tell(lambda outbox: outbox.add_applied(step, digest))
 
-    def abstained(self, step: int, reason: str) -> None:
+    def abstained(self, step: int, reason: str, *, not_finite: bool) -> None:
         """Tell the coordinator that there will be no votes for a step."""
-        self._call(self._session.abstained(step, reason), START_SECONDS_MAX)
+        self._call(self._session.abstained(step, reason, not_finite=not_finite), START_SECONDS_MAX)
 
     def loaded(self, size: int) -> None:
         """Count bytes that this peer loads for the run from elsewhere, and wait as its caps ask. From any thread."""

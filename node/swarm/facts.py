@@ -149,10 +149,11 @@ class Published:
 
 @dataclass(frozen=True)
 class Abstained:
-    """This peer sends no votes for a step; `reason` is one printable line."""
+    """This peer sends no votes for a step; `reason` is one printable line. `not_finite`: its loss or gradient is not."""
 
     step: int
     reason: str
+    not_finite: bool = False
 
 
 @dataclass(frozen=True)

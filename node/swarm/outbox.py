@@ -109,11 +109,11 @@ class Outbox:
         """Of what this peer has said that it holds, only this author's payloads count any more."""
         self.holdings = {held: at for held, at in self.holdings.items() if held.author == author}
 
-    def abstain(self, step: int, reason: str) -> None:
+    def abstain(self, step: int, reason: str, *, not_finite: bool = False) -> None:
         """This peer sends no votes for a step. The reason is cut to one line of ABSTENTION_REASON_BYTES_MAX bytes."""
         line = "".join(c if c.isprintable() else " " for c in reason).encode()[: limits.ABSTENTION_REASON_BYTES_MAX]
         self.withdraw_abstention()
-        self.abstained = Abstained(step, line.decode(errors="ignore"))
+        self.abstained = Abstained(step, line.decode(errors="ignore"), not_finite)
         self._news.set()
 
     def withdraw_abstention(self) -> None:
@@ -301,7 +301,7 @@ class Outbox:
         if self.announcement is not None and self._new(self.announcement, facts):
             body.announcement.CopyFrom(envelope_pb2.SignedEnvelope.FromString(self.announcement.envelope))
         if self.abstained is not None and self._new(self.abstained, facts):
-            body.abstained.step, body.abstained.reason = self.abstained.step, self.abstained.reason
+            body.abstained.MergeFrom(pb.Abstention(**vars(self.abstained)))
         if self.summed is not None and self._new(self.summed, facts):
             aggregate = log_pb2.Aggregate(**vars(self.summed.aggregate))
             body.summed.step, body.summed.attempt = self.summed.step, self.summed.attempt

@@ -31,7 +31,7 @@ from protos.slices import hash_of, mask_from_bytes
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
-from protos.waits import RETRY_SECONDS_MIN, Waits
+from protos.waits import Again, Waits
 
 # The last announcement that this peer signed is on its disk before another peer gets it: one payload a step in every case.
 #
@@ -273,6 +273,7 @@ class Reporter:
         self._view, self._runtime = view, runtime
         self._telling = False
         self._unanswered: dict[int, _Quiet] = {}
+        self._unheard, self._refused = Waits(), Again()
         self._answers = True  # False: a stream ended with quiet reports, and only an answer tells why
 
     def pause(self) -> None:
@@ -361,15 +362,18 @@ class Reporter:
         """Mark the facts that the coordinator has; this peer reports the others again."""
         unheard: list[Fact] = [*self._publication.answered(facts, response.announcement_taken)]
         if unheard:
-            self._runtime.spawn(self._wake_later())
+            self._runtime.spawn(self._wake_later(self._unheard.next()))
+        elif any(isinstance(fact, Published) for fact in facts):
+            self._unheard.reset()
         unheard += self._outbox.name(mask_from_bytes(response.unclear))
         self._outbox.sent([fact for fact in facts if fact not in unheard])
         self._log_refusals(response)
 
     def _log_refusals(self, response: pb.ReportResponse) -> None:
-        for refusal in response.refusals:
+        said, now = "; ".join(response.refusals), asyncio.get_running_loop().time()
+        if said and self._refused.worth(said, now):
             self._runtime.log.info(
-                "the coordinator refused a part of this peer's report", step=self._view.step, why=refusal
+                "the coordinator refused a part of this peer's report", step=self._view.step, why=said
             )
 
     async def _wait_for_more(self) -> None:
@@ -383,6 +387,6 @@ class Reporter:
             except TimeoutError:
                 return
 
-    async def _wake_later(self) -> None:
-        await asyncio.sleep(RETRY_SECONDS_MIN)
+    async def _wake_later(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
         self._outbox.wake()

@@ -326,10 +326,10 @@ class Session:
         self.parts.outbox.withdraw_abstention()
         await self.parts.publication.publish(data, announcement)
 
-    async def abstained(self, step: int, reason: str) -> None:
+    async def abstained(self, step: int, reason: str, *, not_finite: bool) -> None:
         """The training thread has no votes for a step, and will have none."""
         if step > self.parts.view.step:
-            self.parts.outbox.abstain(step, reason)
+            self.parts.outbox.abstain(step, reason, not_finite=not_finite)
 
     async def loaded(self, size: int) -> None:
         """This peer loads so many bytes of training text."""

@@ -264,7 +264,7 @@ class Trainer:
         log("no votes" if voteless else "skipping this step", step=step, why=why)
         if tell:
             self.standing.skipped(step, why)
-            self.swarm.abstained(step, str(error))
+            self.swarm.abstained(step, str(error), not_finite=not voteless)
 
     def _publish(self, opened: Opened, ready: PendingGradient) -> None:
         tick, result, started = opened.tick, ready.result, time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -247,8 +247,9 @@ class StepLog:
         self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        """Close the file, and end the tracking."""
-        self._file.close()
+        """Close the file, and end the tracking. What a disk did not take before, `write` has told."""
+        with suppress(OSError):
+            self._file.close()
         for tracking in self.trackings:
             tracking.close()
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from node import __main__ as command
 from node.archive import files
-from node.archive.confirmed import Confirmed, first_difference, settings_difference
+from node.archive.confirmed import Confirmed, first_difference, settings_difference, vocabulary_difference
 from node.archive.verify import Verification, text, verify
 from node.data.tokenizer import ByteTokenizer
 from node.export.model_folder import export
@@ -320,6 +320,21 @@ def test_other_settings_of_the_model_are_found(tmp_path: Path, key: str, value: 
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, key: value}))
     assert str(settings_difference(model, folder)).startswith("config.json")
+
+
+@pytest.mark.parametrize("size", [None, 32000, -1, "256"])
+def test_a_vocabulary_that_the_run_leaves_to_the_tokenizer_is_that_of_the_state(tmp_path: Path, size: object) -> None:
+    """Without vocab_size, or with another one, transformers builds a model that these weights do not fit."""
+    folder, state, model = exported(tmp_path)
+    left = ModelConfig(config={key: value for key, value in TINY.items() if key != "vocab_size"})
+    assert vocabulary_difference(left, folder, state) is None
+    config = json.loads((folder / "config.json").read_text())
+    made = {key: value for key, value in config.items() if key != "vocab_size"} | (
+        {} if size is None else {"vocab_size": size}
+    )
+    (folder / "config.json").write_text(json.dumps(made))
+    assert f"vocab_size is {size!r}" in str(vocabulary_difference(left, folder, state))
+    assert str(settings_difference(model, folder)).startswith("config.json"), "a run that names one has it there"
 
 
 @pytest.mark.parametrize("content", ["", "[]", "3", "{", "[" * 100_000])

@@ -386,6 +386,22 @@ def rows(here: Served) -> list[int]:
         return [connection.execute(sa.text(f"SELECT count(*) FROM {name}")).scalar_one() for name in tables]
 
 
+async def test_a_name_that_begins_an_id_means_neither_run(tmp_path: Path) -> None:
+    """Another run, whose id began with the name `1b`, was finished or deleted; an empty name meant the only run."""
+    async with served(tmp_path, ONE_STEP) as here:
+        with operated(here, "run") as run:
+            first = here.invite.run_id.hex()
+            with pytest.raises(OperatorError, match="0 runs are called ''"):
+                await run("pause", "")
+            named = await operator_stub_create(here, ONE_STEP.model_copy(update={"name": first[:2]}))
+            for command in ("pause", "finish"):
+                with pytest.raises(OperatorError, match=f"2 runs are called '{first[:2]}'.*{first[:16]}"):
+                    await run(command, first[:2])
+            await run("pause", named.hex()[:16])
+            await run("pause", first)
+            assert all(it.run.is_paused for it in here.hub.runs.values())
+
+
 async def test_a_deleted_run_leaves_the_journal_and_its_id_is_never_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

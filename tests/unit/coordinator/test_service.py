@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from protos.tick import tick_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2
-from tests.unit.coordinator.driver import LAYOUT, config, digest_of, sha
+from tests.unit.coordinator.driver import LAYOUT, config, digest_of, sha, snapshot_at
 from tests.unit.coordinator.serving import (
     COORDINATOR,
     LivePeer,
@@ -208,6 +209,33 @@ async def test_strangers_bytes_are_refused_with_their_reason(tmp_path: Path) -> 
         fine = pb.ReportBody(abstained=pb.Abstention(step=1, reason="the gradient is not finite"))
         assert await peer.client.report(fine) == []
         assert await peer.client.report(pb.ReportBody()) == [], "the peer itself is not disturbed"
+
+
+async def test_status_says_why_a_peer_has_no_votes(tmp_path: Path) -> None:
+    """It said `syncing` or `ready` alone, and of one peer's NaN nothing, while others voted."""
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as (ada, bob):
+
+        async def why() -> dict[bytes, str]:
+            facts, _ = await ada.client.get_run()
+            return {peer.public_key: peer.standing_reason for peer in facts.peers}
+
+        await ada.join()
+        await bob.join()
+        assert await why() == {ada.key: "builds the model", bob.key: "builds the model"}
+        await ada.ready()
+        await bob.ready()
+        await bob.until("tick")
+        assert await why() == {ada.key: "", bob.key: ""}
+        said = pb.Abstention(step=1, reason="the loss is nan", not_finite=True)
+        await bob.client.report(pb.ReportBody(abstained=said))
+        assert await why() == {ada.key: "", bob.key: "no votes of step 1: the loss is nan"}
+        before = here.runtime.run
+        late = replace(before.peers[bob.key], phase=PeerPhase.SYNCING, applied_step=-1)
+        run = replace(before, head_step=12, peers={**before.peers, bob.key: late}, snapshots=(snapshot_at(10),))
+        here.runtime.run = run
+        assert (await why())[bob.key] == "gets the state of step 10, which none of the peers that are here have"
+        here.runtime.run = replace(run, peers={**run.peers, bob.key: replace(late, applied_step=3)})
+        assert (await why())[bob.key] == "9 steps behind"
 
 
 async def test_evidence_must_be_the_offenders_own_words(tmp_path: Path) -> None:

@@ -379,6 +379,16 @@ def test_a_run_whose_peers_all_have_nan_says_so() -> None:
     assert "all 3 peers that are here abstain from step 1 (the gradient is not finite)" in harness.run.reason
     harness.late()
     assert "diverged" in harness.run.reason
+    text = begun(*HONEST)
+    for n in HONEST:
+        text.feed(Reported(key(n), abstained=(1, "shard 0 is at 40 %"), not_finite=False))
+    assert "(shard 0 is at 40 %)" in text.run.reason
+    assert "diverged" not in text.run.reason, "peers that have no text yet have nothing to go back from"
+    text.feed(Reported(key(1), abstained=(1, "the loss is nan"), not_finite=True))
+    assert (
+        "1 of them because the loss or gradient is not finite (the loss is nan): the run has diverged"
+        in text.run.reason
+    )
     one = begun(*HONEST)
     one.feed(Reported(key(2), abstained=(1, "the gradient is not finite")))
     step(one, 0, 1)

@@ -243,6 +243,10 @@ async def test_from_the_command_to_the_second_peer_that_is_refused(tmp_path: Pat
             await refused(peer(listed["invite"], 0), "was revoked")
             with pytest.raises(OperatorError, match="0 invites"):
                 await run("revoke", name, "nothing")
+            begins = listed["ticket"][:2]  # a label such as `ed` or `ada` may begin the id of another person's invite
+            await run("create", name, "--label", begins)
+            with pytest.raises(OperatorError, match="2 invites"):
+                await run("revoke", name, begins)
 
 
 async def test_the_coordinators_clock_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,18 @@ def test_hugging_face_tokenizer_runs_once(
     again = opened()
     assert len(seen) == calls, "the second time comes from the cache"
     assert np.array_equal(again.tokens[:], corpus.tokens[:])
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npy"]
+    [kept] = (tmp_path / "cache").iterdir()
+    of_earlier = kept.rename(kept.with_name(kept.name.partition("-")[2]))
+    opened()
+    assert (len(seen), of_earlier.exists()) == (calls, False), "that of a version that named no place is taken over"
+    (tmp_path / "cache" / "1.7.tmp").write_text("half of the tokens, and kill -9")
+    with (tmp_path / "text.txt").open("a") as file:
+        file.write("a log that grows\n")  # each start left the tokens of the whole text behind
+    grown = opened()
+    [last] = (tmp_path / "cache").iterdir()
+    assert last.name != kept.name
+    assert len(grown.tokens) > len(corpus.tokens)
+    assert len(corpus.tokens[:]) == len(corpus.tokens), "who has the old file open reads on"
 
 
 def test_unknown_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,6 +457,18 @@ def test_json_that_is_read_as_plain_text_is_told(name: str, tmp_path: Path) -> N
     plain = open_corpus(tmp_path / "tale.txt", tmp_path / "cache").reading
     assert plain is not None
     assert not plain.notes
+    pages = {
+        "a.html": "<!DOCTYPE html>\n<p>tags</p>",
+        "b.xml": "\ufeff<?xml?><a/>",
+        "c.rtf": "{\\rtf1 words}",
+        "d": "<3 you",
+    }
+    (tmp_path / "pages").mkdir()
+    for page, words in pages.items():
+        (tmp_path / "pages" / page).write_text(words)
+    told = open_corpus(tmp_path / "pages", tmp_path / "cache").reading
+    assert [note[:21] for note in told.notes] == ["3 files are HTML, XML"]
+    assert open_corpus(tmp_path / "pages" / "b.xml", tmp_path / "cache").reading.notes[0].startswith("1 files are HTML")
 
 
 def test_wide_tokens_of_a_large_vocabulary_are_refused_too(tmp_path: Path) -> None:

@@ -210,6 +210,12 @@ def test_splits_of_packed_text_and_by_other_words_are_not_trained_on_either(tmp_
     words = ["heldout.txt", "held-out.txt", "my_hold_out.txt", "TestSet.txt", "devset.txt"]
     other = put(tmp_path / "other", {"train.txt": "train", **dict.fromkeys(words, "no")})
     assert read(other) == (["train"], {"split": len(words)})
+    parallel = dict.fromkeys(["test.en", "dev.de", "news.val.src"], "no")
+    mine = put(tmp_path / "parallel", {"train.en": "en", "train.de": "de", "news.train.src": "src", **parallel})
+    assert read(mine) == (["src", "de", "en"], {"split": 3}), (
+        "the endings of languages are many: a twin of train says it"
+    )
+    assert read(mine, "validation") == (["no", "no"], {"split": 4})
     beside = put(tmp_path / "beside", {"train.jsonl": ROWS, "README.md.gz": gzip.compress(b"# Card")})
     assert read(beside) == (ROW_TEXTS, {"about": 1})
 

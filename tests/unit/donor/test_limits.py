@@ -19,7 +19,7 @@ from node.blobs.payloads import Payloads
 from node.doctor import lines
 from node.doctor.lines import Severity
 from node.donor import owner_machine
-from node.donor.live import Kept, Live, allowed, disk_for
+from node.donor.live import KEPT_FILE, Kept, Live, allowed, disk_for
 from node.donor.owner_settings import LiveSettings
 from node.model.device import DeviceMemory, limit, within
 from protos.errors import OperatorError
@@ -80,6 +80,9 @@ def test_other_devices_refuse_a_part_of_their_memory(tmp_path: Path) -> None:
     live = Live(tmp_path, LiveSettings(gpu_memory=0.5), {"gpu_memory": lambda part: limit(cpu, part)})
     with pytest.raises(OperatorError, match=r"gpu_memory = 0.5: .*set it off"):
         live.apply()
+    (tmp_path / KEPT_FILE).write_text("gpu_memory = 0.5\n")  # of a machine that had a GPU; `set` needs a peer that runs
+    with pytest.raises(OperatorError, match=r"take its line out of .*set\.toml"):
+        Live(tmp_path, LiveSettings(), {"gpu_memory": lambda part: limit(cpu, part)}).apply()
 
 
 def test_the_doctor_tells_each_limit() -> None:

@@ -88,16 +88,42 @@ def test_five_trillion_parameters_are_counted_in_a_moment_and_in_little_memory()
 def test_free_memory_is_the_machines_within_its_containers(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       1000 kB\nMemFree:         10 kB\nMemAvailable:    600 kB\n")
-    assert main_memory(meminfo, tmp_path) == DeviceMemory(600 * KIB, 1000 * KIB)
+    groups = tmp_path / "groups"
+    assert main_memory(meminfo, groups, tmp_path) == DeviceMemory(600 * KIB, 1000 * KIB)
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("5\n")
-    assert main_memory(meminfo, tmp_path) == DeviceMemory(600 * KIB, 1000 * KIB)
+    assert main_memory(meminfo, groups, tmp_path) == DeviceMemory(600 * KIB, 1000 * KIB)
     (tmp_path / "memory.max").write_text("300000\n")
     (tmp_path / "memory.current").write_text("250000\n")
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 50000\n")
-    assert main_memory(meminfo, tmp_path) == DeviceMemory(100_000, 300_000)
+    assert main_memory(meminfo, groups, tmp_path) == DeviceMemory(100_000, 300_000)
     here = room_of(torch.device("cpu"))
     assert 0 < here.free <= here.total
+
+
+GROUPS_OF_A_MACHINE = (
+    ("0::/user.slice/peer.service\n", {"user.slice/peer.service": {"max": 200_000, "high": "max", "current": 50_000}}),
+    ("0::/job_7/step_0\n", {"job_7": {"max": 200_000, "current": 50_000}, "job_7/step_0": {"max": "max", "current": 9}}),
+    ("0::/a\n", {"a": {"max": 900_000, "high": 200_000, "current": 50_000}}),
+    ("4:cpu:/x\n5:memory:/job_7/step_0\n", {"memory/job_7": {"limit_in_bytes": 200_000, "usage_in_bytes": 50_000},
+     "memory/job_7/step_0": {"limit_in_bytes": 9223372036854771712, "usage_in_bytes": 9}}),
+    ("5:hugetlb,memory:/d\n", {"memory": {"limit_in_bytes": 200_000, "usage_in_bytes": 50_000}}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("own", "files"), GROUPS_OF_A_MACHINE)
+def test_the_limit_of_a_service_or_a_job_is_the_machines_memory(
+    tmp_path: Path, own: str, files: dict[str, dict[str, object]]
+) -> None:
+    """Only a container's was read: in Slurm, or a unit with MemoryMax, a plan of the whole machine was killed each time."""
+    meminfo, groups = tmp_path / "meminfo", tmp_path / "groups"
+    meminfo.write_text("MemTotal: 1000 kB\nMemAvailable: 600 kB\n")
+    groups.write_text(own)
+    for folder, values in files.items():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for name, value in values.items():
+            (tmp_path / folder / f"memory.{name}").write_text(f"{value}\n")
+    assert main_memory(meminfo, groups, tmp_path) == DeviceMemory(150_000, 200_000)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

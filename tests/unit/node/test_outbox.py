@@ -158,11 +158,12 @@ def test_payloads_are_bounded_outlive_the_process_and_rot_is_noticed(tmp_path: P
 
 def test_an_abstention_is_told_once_and_again_to_whoever_has_not_heard_it() -> None:
     box = Outbox()
-    box.abstain(7, "the gradient is not finite")
+    box.abstain(7, "the gradient is not finite", not_finite=True)
     for again in (lambda: None, box.everything_again, lambda: box.open_step(opened(7))):
         again()
         report = box.next_report()
-        assert (report[0].abstained.step, report[0].abstained.reason) == (7, "the gradient is not finite")
+        said = report[0].abstained
+        assert (said.step, said.reason, said.not_finite) == (7, "the gradient is not finite", True)
         box.sent(report[1])
         assert box.next_report() is None
     box.move_head(7)

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from unittest import mock
 
 import pytest
 
 from node.swarm import publication
+from node.swarm.facts import Published
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Reporter
 from protos.assignment import Range, SampleShare
@@ -17,6 +18,8 @@ from protos.errors import NetworkError, RefusedError
 from protos.slices import mask_bytes, mask_of
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import envelope_pb2
+from protos.waits import Waits
 from tests.unit.coordinator.driver import config
 from tests.unit.coordinator.serving import peers, served
 from tests.waiting import until
@@ -34,6 +37,9 @@ class Coordinator:
         self.asked: list[pb.ReportBody] = []
         self.lost = 0
         self.refuses: RefusedError | None = None
+        self.not_taken = ""
+        self.log = mock.Mock()
+        """Of the peer."""
         self.refused = 0
         self._sequence = 0
 
@@ -43,6 +49,8 @@ class Coordinator:
             self.refused += 1
             raise self.refuses
         self.asked.append(body)
+        if self.not_taken:
+            return pb.ReportResponse(refusals=[self.not_taken], sequence=self._sequence)
         return pb.ReportResponse(announcement_taken=body.HasField("announcement"), sequence=self._sequence)
 
     async def tell_quietly(self, body: pb.ReportBody, begun: Callable[[int], None]) -> None:
@@ -56,18 +64,35 @@ class Coordinator:
         self.quiet.append(body)
 
 
+class Counted(Waits):
+    """Waits that are over at once; `seconds`: those that the last one would have been."""
+
+    seconds: ClassVar[list[float]] = []
+
+    def __init__(self) -> None:
+        super().__init__(drawn=lambda: 1.0)
+        Counted.seconds = []
+
+    def next(self, most: float | None = None) -> float:
+        Counted.seconds.append(super().next(most))
+        return 0.0
+
+
 def tick(step: int = 1, attempt: int = 1) -> Tick:
     return Tick(step, RUN, attempt, tuple(SampleShare(key, 1) for key in KEYS), (Range(0, 3),), 0)
 
 
 @asynccontextmanager
 async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Coordinator, Outbox]]:
-    monkeypatch.setattr(publication, "RETRY_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(publication, "Waits", Counted)
     coordinator, outbox = Coordinator(), Outbox()
-    own = mock.Mock(answered=mock.Mock(return_value=[]))
+    own = mock.Mock(
+        answered=lambda facts, taken: [] if taken else [it for it in facts if isinstance(it, Published)]
+    )
     view = mock.Mock(step=0)
     tasks: list[asyncio.Task[None]] = []
     runtime = mock.Mock(spawn=lambda task: tasks.append(asyncio.ensure_future(task)), emit=mock.AsyncMock())
+    coordinator.log = runtime.log
     made = Reporter(KEYS[0], cast(Any, coordinator), outbox, own, view, runtime)
     made.resume()
     tasks.append(asyncio.ensure_future(made.report_forever()))
@@ -151,6 +176,18 @@ async def test_a_coordinator_that_refuses_quiet_reports_is_heard_after_one(monke
         for _ in range(100):
             await asyncio.sleep(0)
         assert (len(coordinator.quiet), coordinator.refused) == (1, 1)
+
+
+async def test_an_announcement_that_nobody_takes_is_told_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that was restored from a backup opens no step: each peer reported five times a second, with a line each."""
+    async with reporting(monkeypatch) as (coordinator, outbox):
+        coordinator.not_taken = "payload of step 1: none is open"
+        outbox.announce(1, envelope_pb2.SignedEnvelope(body=b"votes").SerializeToString())
+        await until(lambda: len(Counted.seconds) >= 8)
+        assert Counted.seconds[:7] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+        assert coordinator.log.info.call_count == 1
+        coordinator.not_taken = ""
+        await until(lambda: coordinator.asked[-1].HasField("announcement"))
 
 
 async def test_after_many_quiet_reports_an_answer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

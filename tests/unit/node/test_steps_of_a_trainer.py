@@ -35,7 +35,7 @@ class Told:
     committed_step = 0
 
     def __init__(self) -> None:
-        self.abstentions: list[tuple[int, str]] = []
+        self.abstentions: list[tuple[int, str, bool]] = []
         self.published: list[Any] = []
         self.facts: list[str] = []
         self.counters = SimpleNamespace()
@@ -44,8 +44,8 @@ class Told:
     def voteless(self, step: int) -> str:
         return self.silent
 
-    def abstained(self, step: int, reason: str) -> None:
-        self.abstentions.append((step, reason))
+    def abstained(self, step: int, reason: str, *, not_finite: bool) -> None:
+        self.abstentions.append((step, reason, not_finite))
 
     def publish(self, data: bytes, announcement: Any) -> None:
         self.published.append(announcement)
@@ -92,8 +92,8 @@ def test_a_peer_without_a_finite_gradient_says_so(tmp_path: Path, second: Kind) 
     with torch.no_grad():
         next(peer.replica.model.parameters())[0, 0] = float("nan")
     peer._contribute(opened(1))
-    [(step, reason)] = told.abstentions
-    assert step == 1
+    [(step, reason, not_finite)] = told.abstentions
+    assert (step, not_finite) == (1, True)
     assert reason
     assert not told.published
     assert not peer.replica.demo.momentum.any()  # type: ignore[union-attr]
@@ -107,7 +107,7 @@ def test_a_loss_that_the_coordinator_refuses_is_never_announced(tmp_path: Path, 
     peer.replica.gradients(samples(), (Range(900, 907),), 4, None, lambda: False)
     peer.ready, peer.replica.step = PendingGradient(GradResult(nats, 56, 7), 0.1, 9), 9
     peer._contribute(opened(10))
-    assert told.abstentions == [(10, f"the loss is {nats:g}")]
+    assert told.abstentions == [(10, f"the loss is {nats:g}", True)]
     assert not told.published
 
 
@@ -123,7 +123,7 @@ def test_open_votes_with_such_a_loss_stay_behind_and_the_next_step_has_votes(tmp
     again = trainer(tmp_path, told)
     assert again.replica.load_private(tmp_path / "private.pt")
     again._contribute(opened(1))
-    assert told.abstentions == [(1, "the loss is inf")]
+    assert told.abstentions == [(1, "the loss is inf", True)]
     assert len(told.published) == 1
     again.replica.demo.settle(False)  # as the entry of step 1 does
     again.replica.published = None
@@ -136,7 +136,7 @@ def test_a_peer_whose_identity_another_program_uses_sends_no_votes(tmp_path: Pat
     told.silent = "another program may vote"
     peer = trainer(tmp_path, told)
     peer._contribute(opened(1))
-    assert told.abstentions == [(1, "another program may vote")]
+    assert told.abstentions == [(1, "another program may vote", False)]
     assert not told.published
     told.silent = ""
     peer._contribute(opened(2))

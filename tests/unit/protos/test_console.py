@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from protos.console import configure_logging
+from protos.console import FORMAT_FILE, HOME_FORMAT, configure_logging, lock_home
+from protos.errors import OperatorError
 
 
 @pytest.fixture
@@ -78,3 +79,14 @@ def test_unbuffered_output_comes_by_line() -> None:
     """Services and images set PYTHONUNBUFFERED: their logs have each line at once."""
     done = _program("import os; print('a line'); os._exit(0)", PYTHONUNBUFFERED="1")
     assert (done.returncode, done.stdout) == (0, "a line\n"), done.stderr
+
+
+def test_a_home_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    """A store deletes files that it does not know: a start of an earlier version took the states of a later one."""
+    lock_home(tmp_path, "peer").close()
+    (tmp_path / FORMAT_FILE).write_text(f"{HOME_FORMAT}\n")
+    lock_home(tmp_path, "peer").close()
+    (tmp_path / FORMAT_FILE).write_text(f"{HOME_FORMAT + 1}\n")
+    for _ in range(2):
+        with pytest.raises(OperatorError, match=r"a later version.*format 2, this one knows 1.*upgrade"):
+            lock_home(tmp_path, "peer")

@@ -1,0 +1,116 @@
+"""Which files of a folder are training text: not its other splits, and not the pages about a data set. Pure, of names alone.
+
+A folder has splits if some of its names say train, validation or test, as the hub's data sets do. Refuses to look into a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Final
+
+from node.data.tally import LeftOutReason
+from node.data.text_files import inner_name
+from protos.errors import DataError
+
+ALL: Final = "all"
+"""The split that is the whole folder."""
+SPLITS: Final = {
+    "train": "train", "training": "train",
+    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
+    "test": "test", "testing": "test", "eval": "test", "evaluation": "test", "heldout": "test", "holdout": "test",
+    "trainset": "train", "validset": "validation", "valset": "validation", "devset": "validation", "testset": "test",
+}  # fmt: skip
+PLAIN_SUFFIXES: Final = ("", ".txt", ".text", ".raw", ".tokens")
+"""Text files whose name may say a split."""
+NO_SPLIT_SUFFIXES: Final = frozenset(
+    (  # noqa: SIM905 - a list would be 47 lines
+        ".py .pyi .ipynb .c .h .cc .cpp .hpp .cu .java .js .jsx .mjs .ts .tsx .go .rs .rb .php .sh .bat .ps1 .swift .kt .scala"
+        " .lua .jl .r .m .hs .ml .ex .sql .dart .css .cfg .ini .toml .yaml .yml .md .rst .html .htm .tex .adoc"
+    ).split()
+)
+"""Code has tests and pages are about them: `train.py` and `test.py` are no data set. `train.en` and `test.en` are."""
+ABOUT_NAMES: Final = frozenset(
+    {"readme", "license", "licence", "copying", "notice", "citation", "changelog", "dataset_infos", "dataset_info",
+     "dataset_dict", "state", "metadata", "croissant", "checksums", "sha256sums", "md5sums", "index",
+     "manifest", "requirements"}
+)  # fmt: skip
+ABOUT_SUFFIXES: Final = ("", ".md", ".txt", ".rst", ".json", ".cff", ".yaml", ".yml", ".csv", ".html")
+
+
+def chosen(names: Sequence[PurePath], rows: Sequence[bool], split: str, root: str) -> list[LeftOutReason | None]:
+    """For each file, relative to its folder, why it is left out. `rows`: whether the file has rows, not plain text.
+
+    `root`: the folder's own name.
+    """
+    wanted = SPLITS.get(split, split)
+    twins = Counter(twin for twin, mark in set(map(_twin, names)) if mark)
+    marks = [split_of(name, has_rows or twins[_twin(name)[0]] > 1) for name, has_rows in zip(names, rows, strict=True)]
+    folders = {folder for name, has_rows in zip(names, rows, strict=True) if has_rows for folder in name.parents}
+    return [
+        LeftOutReason.ABOUT
+        if name.parent in folders and not has_rows and is_about(name, name.parent.name or root)
+        else _of_split(mark, has_rows, wanted, marks)
+        for name, mark, has_rows in zip(names, marks, rows, strict=True)
+    ]
+
+
+def _of_split(mark: str, has_rows: bool, split: str, marks: Sequence[str]) -> LeftOutReason | None:
+    """A text file is of another split only if files of the wanted one are there, too."""
+    other = mark not in ("", split) and split != ALL
+    return LeftOutReason.SPLIT if other and (has_rows or split in marks) else None
+
+
+def split_of(name: PurePath, any_ending: bool) -> str:
+    """The split that a name says, the file's own name before its folders; empty for none."""
+    stem = inner_name(name)
+    if not any_ending and PurePath(stem).suffix not in PLAIN_SUFFIXES:
+        return ""
+    parts = (stem, *(folder.lower() for folder in reversed(name.parent.parts)))
+    return next((SPLITS[word] for part in parts for word in _words(part) if word in SPLITS), "")
+
+
+def _words(part: str) -> list[str]:
+    return re.split(r"[^a-z]+", re.sub(r"(held|hold)[^a-z]out", r"\1out", part))
+
+
+def _twin(name: PurePath) -> tuple[tuple[PurePath, tuple[str, ...]], str]:
+    """What a file's own name has in common with those of other splits, and its split: train.en is a twin of test.en."""
+    words = [] if PurePath(stem := inner_name(name)).suffix in NO_SPLIT_SUFFIXES else _words(stem)
+    mark = next((word for word in words if word in SPLITS), "")
+    rest = tuple(re.split(r"[a-z]+", stem)) + tuple(word for word in words if word != mark)
+    return (name.parent, rest), SPLITS.get(mark, "")
+
+
+PART: Final = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)
+"""A file that is one of several, as `datasets` and the hub name them; some have a digest in the name."""
+
+
+def parts_told(files: Sequence[PurePath]) -> list[str]:
+    """Words about sets of numbered files that are not there whole. Raises DataError for files of two sets of one name."""
+    sets = dict[tuple[PurePath, str, str], dict[str, set[int]]]()
+    for file in files:
+        if (part := PART.fullmatch(file.name)) is not None:
+            before, number, of, after = part.groups()
+            sets.setdefault((file.parent, before, after), {}).setdefault(of, set()).add(int(number))
+    told = list[str]()
+    for (folder, before, after), found in sorted(sets.items()):
+        names = [f"{before}*-of-{of}{after}" for of in sorted(found)]
+        if len(names) > 1:
+            raise DataError(
+                f"data: {folder} has {' and '.join(names)}, so files of an earlier set are still there, and their text would "
+                "count twice: delete the old ones, or move them away"
+            )
+        (of, numbers), name = next(iter(found.items())), str(folder / names[0]).replace("{", "{{").replace("}", "}}")
+        if len(numbers) < int(of):
+            told.append(f"of {name} {len(numbers):,} of {int(of):,} files are there")
+    return told
+
+
+def is_about(name: PurePath, folder: str) -> bool:
+    """Whether a file without rows, beside some with rows, is about them: a page, a licence, a list, or their script."""
+    low = PurePath(inner_name(name))
+    script = low.suffix == ".py" and low.stem == folder.lower()
+    return script or low.suffix == ".json" or (low.stem in ABOUT_NAMES and low.suffix in ABOUT_SUFFIXES)
