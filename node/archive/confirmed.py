@@ -118,13 +118,13 @@ def model_of(config: RunConfig, exported: Path, state: Mapping[str, Tensor]) -> 
 
     A stranger's folder may name any vocabulary: a model of other shapes than the state's is not built.
     """
-    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta
+    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, with_vocabulary
 
     if config.model.factory is not None:
         return None
     named = SMALL_LLAMA if config.model.config is None else config.model.config
-    if "vocab_size" not in named and (exported / CONFIG).is_file():
-        named = {"vocab_size": json.loads((exported / CONFIG).read_bytes()).get("vocab_size"), **named}
+    if (exported / CONFIG).is_file():
+        named = with_vocabulary(named, json.loads((exported / CONFIG).read_bytes()).get("vocab_size"))
     try:
         shapes = {name: it.shape for name, it in build_meta(ModelSpec(named)).named_parameters()}
         if any(name in state and state[name].shape != shape for name, shape in shapes.items()):
@@ -238,8 +238,8 @@ def settings_difference(model: ModelConfig, exported: Path) -> str | None:
     try:
         text = json.loads((exported / CONFIG).read_bytes())
         found = configuration(text).to_dict()
-        wanted = settings_beside(named, found)
-        counts = counts_padding(build_meta(ModelSpec(named)))
+        made = build_meta(ModelSpec(named))
+        wanted, counts = settings_beside(named, made, found), counts_padding(made)
     except FileNotFoundError:
         return None  # weights alone: a program that loads them names the model itself
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, ModelError) as error:
