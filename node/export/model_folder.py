@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from node.data.tokenizer import Tokenizer
 from node.export.card import CARD, MARK, card_text, files_of, mark_text, run_of
 from node.imports import no_progress_bar
+from node.model.examine import with_statistics
 from node.model.gradients import logits_of
 from node.model.saved_form import counts_padding
 from node.model.spec import REFUSALS
@@ -164,6 +165,8 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
     else:
         tensors, twins = own_tensors(model)
         save_file(tensors, folder / "model.safetensors", metadata={**twins, "format": "pt"})
+    if untrained := with_statistics(model):
+        card = {**card, "untrained": f"the statistics of {', '.join(untrained)}: pass batches in training mode first"}
     tokenizer.huggingface().save_pretrained(folder)
     (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model), licence=licence), encoding="utf-8")
     (folder / MARK).write_text(mark_text(card, (file.name for file in folder.iterdir())), encoding="utf-8")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
-from node.model.examine import Examination, examine
+from node.model.examine import Examination, examine, statistics_note
 from node.model.other_process import compare_elsewhere, sums_of
 from node.model.passes import FAILURES, PassError
 from node.model.shrunken import copies
@@ -352,7 +352,7 @@ def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
     sums = sums_of(one)
     if has_own_loop(one):
         unchecked = "model: its peers train it with loops of their own (own_loop), so its answers are not checked"
-        return DryRun(notes=(unchecked, *_elsewhere(spec, sums, where)))
+        return DryRun(notes=(unchecked, *statistics_note(one), *_elsewhere(spec, sums, where)))
     mend = "mask the attention (is_causal=True), pad convolutions on the left, and take no statistics over positions"
     with _named(where):
         found = examine(one, vocabulary, context, mend_causality=mend, own_code=True)

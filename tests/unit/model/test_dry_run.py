@@ -4,11 +4,15 @@ import random
 import re
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from node.data.tokenizer import ByteTokenizer
+from node.export.card import CARD
+from node.export.model_folder import export
 from node.model import other_process
 from node.model.dry_run import dry_run, idle_keys, reference_loss
 from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build_meta, parameter_count
@@ -147,6 +151,20 @@ def test_code_that_no_other_process_can_import_says_that_it_was_not_compared(mon
     monkeypatch.setitem(sys.modules, "in_a_notebook", module)
     [note] = dry_run(ModelSpec(factory="in_a_notebook:make"), 256, 20).notes
     assert re.search("it was not built in another process.*no module 'in_a_notebook' can be imported", note)
+
+
+def test_statistics_of_a_program_s_training_are_told_and_an_export_says_that_they_are_of_none(tmp_path: Path) -> None:
+    """Each peer has its own, and who exported a ResNet got a model whose held-out loss was ten times that of the program."""
+    unchecked, told = dry_run(code("Pictures", "batch"), 256, 20).notes
+    assert ("loops of their own" in unchecked, "BatchNorm2d 'norm' keeps statistics of its batches" in told) == (
+        True,
+        True,
+    )
+    assert len(dry_run(code("Pictures", "alone"), 256, 20).notes) == 1
+    card = export(faulty.Pictures("batch"), ByteTokenizer(), tmp_path / "m", {}) / CARD
+    assert (
+        "| untrained | the statistics of BatchNorm2d 'norm': pass batches in training mode first |" in card.read_text()
+    )
 
 
 def test_a_factory_that_needs_numbers_is_run() -> None:
