@@ -28,7 +28,7 @@ from node.export.model_folder import check_folder, export, writer
 from node.link.client import check_genesis
 from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
-from node.model.spec import ModelSpec, build, parameter_count
+from node.model.spec import ModelSpec, build, parameter_count, with_vocabulary
 from node.owner_commands import Commands, Stop
 from node.ranks.channel import RankLost, launched
 from node.ranks.lead import Lead
@@ -292,7 +292,7 @@ class _Peer:
         text = self._text(config, swarm, facts.head_step)
         vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
-            spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
+            spec = replace(spec, config=with_vocabulary(spec.config, vocabulary))
         size, run_id, key = vote_size(config, self.settings, self.log), self.invite.run_id, self.identity.public_key
         blank = facts.head_step > 0 and facts.snapshot.step > 0  # then this peer loads that state
         if self.own is not None:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from torch import nn
 
@@ -214,6 +215,8 @@ def assemble(
 
 
 DIGITS_SHOWN = 16
+BUFFER_TOLERANCE = 1e-3
+"""Of a buffer that another device computed."""
 
 
 class SharedReplica(Replica):
@@ -269,7 +272,7 @@ class Own:
         model = self.handover.model
         check_parameters(model, "model")
         for name, parameter in model.named_parameters():
-            if parameter.dtype != torch.float32 or parameter.device != self.handover.device:
+            if parameter.dtype != torch.float32 or parameter.device != self.handover.device or parameter.is_meta:
                 raise ModelError(
                     f"model: parameter {name!r} is {parameter.dtype} on {parameter.device}; expected torch.float32 on one "
                     "device: the swarm counts in whole bits. Autocast in your forward pass computes in fewer"
@@ -291,12 +294,33 @@ class Own:
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.copy_(first[name])
+        if start is not None and (other := _other_buffer(model, start)):
+            structlog.get_logger("peer").warning(
+                "a buffer of the program's model has other numbers than the run's",
+                step="-",
+                buffer=other,
+                why="no vote carries buffers: with others the same parameters are another model",
+            )
         replica = SharedReplica(
             run_id, model, config.optimizer, size, author=public_key, second=kind_of(memory, config.optimizer),
             maker=self.handover, digest_steps=config.clock.digest_steps, copy_folder=copy_folder,
         )  # fmt: skip
         replica.knows_start, replica.is_blank = start is not None, blank
         return replica
+
+
+def _other_buffer(model: nn.Module, start: nn.Module) -> str:
+    """The name of a buffer that both models have, with other numbers in each; empty if none. Statistics of batches differ."""
+    mine = dict(model.named_buffers())
+    for name, theirs in start.named_buffers():
+        own = mine.get(name)
+        if own is None or (own.shape, own.dtype) != (theirs.shape, theirs.dtype) or not own.is_floating_point():
+            continue
+        if name.rpartition(".")[2].startswith("running_"):
+            continue
+        if not torch.allclose(own.cpu().double(), theirs.cpu().double(), rtol=BUFFER_TOLERANCE, equal_nan=True):
+            return name
+    return ""
 
 
 def _difference(mine: Layout, theirs: Layout | None) -> str:
@@ -307,7 +331,9 @@ def _difference(mine: Layout, theirs: Layout | None) -> str:
     runs = [(place.name, place.shape, place.kind) for place in theirs.places]
     for own, run in zip(ours, runs, strict=False):
         if own != run:
-            return f": {' '.join(map(str, filter(None, own)))} stands where the run has {' '.join(map(str, filter(None, run)))}"
+            inner = " (give the model inside of its wrapper)" if own[0].endswith(f".{run[0]}") else ""
+            words, theirs_words = (" ".join(map(str, filter(None, place))) for place in (own, run))
+            return f": {words} stands where the run has {theirs_words}{inner}"
     return f": it has {len(ours)} parameters, the run has {len(runs)}"
 
 

@@ -26,7 +26,7 @@ from node.data.tokenizer import load_tokenizer
 from node.model.device import DeviceError, computes_short, main_memory, room_of
 from node.model.gradients import no_room
 from node.model.size import ModelSize, activation_bytes, size_of
-from node.model.spec import ModelError, ModelSpec
+from node.model.spec import ModelError, ModelSpec, names_vocabulary, with_vocabulary
 from node.training import need as needs
 from node.training.need import IN_MAIN, Memory, Need, kind_of
 from protos.errors import DataError, OperatorError, SwarmentumError, TokenizerError
@@ -39,11 +39,11 @@ def spec_of(config: RunConfig) -> ModelSpec:
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
     if (
         spec.config is None
-        or "vocab_size" in spec.config
+        or names_vocabulary(spec.config)
         or place_of(config.data.tokenizer, os.path.exists) is TokenizerSource.HUB
     ):
         return spec
-    return replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})
+    return replace(spec, config=with_vocabulary(spec.config, load_tokenizer(config.data.tokenizer).vocabulary))
 
 
 @dataclass(frozen=True)

@@ -119,13 +119,13 @@ def model_of(config: RunConfig, exported: Path, state: Mapping[str, Tensor]) -> 
 
     A stranger's folder may name any vocabulary: a model of other shapes than the state's is not built.
     """
-    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build
+    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, with_vocabulary
 
     if config.model.factory is not None:
         return None
     named = SMALL_LLAMA if config.model.config is None else config.model.config
-    if "vocab_size" not in named and (exported / CONFIG).is_file():
-        named = {"vocab_size": json.loads((exported / CONFIG).read_bytes()).get("vocab_size"), **named}
+    if (exported / CONFIG).is_file():
+        named = with_vocabulary(named, json.loads((exported / CONFIG).read_bytes()).get("vocab_size"))
     try:
         return build(ModelSpec(named), config.seed, blank=True) if _fits(named, state) else None
     except ModelError:
@@ -142,14 +142,14 @@ def _fits(named: Mapping[str, Any], state: Mapping[str, Tensor]) -> bool:
 
 def vocabulary_difference(model: ModelConfig, exported: Path, state: Mapping[str, Tensor]) -> str | None:
     """How the vocabulary of config.json differs from that of the state, where the run leaves it to the tokenizer; or None."""
-    from node.model.spec import SMALL_LLAMA, ModelError
+    from node.model.spec import SMALL_LLAMA, ModelError, names_vocabulary, with_vocabulary
 
     named = SMALL_LLAMA if model.config is None else model.config
-    if model.factory is not None or "vocab_size" in named or not (exported / CONFIG).is_file():
+    if model.factory is not None or names_vocabulary(named) or not (exported / CONFIG).is_file():
         return None
     size = json.loads((exported / CONFIG).read_bytes()).get("vocab_size")
     try:
-        if type(size) is int and _fits({**named, "vocab_size": size}, state):
+        if type(size) is int and _fits(with_vocabulary(named, size), state):
             return None
     except ModelError:
         pass
@@ -260,8 +260,8 @@ def settings_difference(model: ModelConfig, exported: Path) -> str | None:
     try:
         text = json.loads((exported / CONFIG).read_bytes())
         found = configuration(text).to_dict()
-        wanted = settings_beside(named, found)
-        counts = counts_padding(build_meta(ModelSpec(named)))
+        made = build_meta(ModelSpec(named))
+        wanted, counts = settings_beside(named, made, found), counts_padding(made)
     except FileNotFoundError:
         return None  # weights alone: a program that loads them names the model itself
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, ModelError) as error:

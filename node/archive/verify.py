@@ -17,7 +17,7 @@ from node.archive.confirmed import WEIGHTS, BadStepError, compare
 from node.archive.files import find
 from node.archive.replay import Replay, Replayed
 from node.data.tokenizer import ByteTokenizer
-from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, names_vocabulary, with_vocabulary
 from node.training.replica import Replica
 from protos.changes import values_of, words
 from protos.errors import OperatorError, Refusal
@@ -55,9 +55,9 @@ def _spec_of(config: RunConfig) -> ModelSpec | None:
     if config.model.factory is not None:
         return None
     named = SMALL_LLAMA if config.model.config is None else config.model.config
-    if "vocab_size" in named:
+    if names_vocabulary(named):
         return ModelSpec(named)
-    return ModelSpec({"vocab_size": ByteTokenizer().vocabulary, **named}) if config.data.tokenizer == BYTES else None
+    return ModelSpec(with_vocabulary(named, ByteTokenizer().vocabulary)) if config.data.tokenizer == BYTES else None
 
 
 CHANGES_SHOWN_MAX = 64

@@ -22,7 +22,7 @@ from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
 from node.export.first_look import tried
 from node.model.dry_run import check_keys, shapes_of
-from node.model.spec import ModelSpec, parameter_count
+from node.model.spec import ModelSpec, parameter_count, with_vocabulary
 from node.training.optimizers import form_of
 from protos import toml_file
 from protos.errors import OperatorError, SwarmentumError
@@ -76,8 +76,8 @@ def layout_of(config: RunConfig, *, allow_code: bool = False) -> LayoutFacts:
     check_code(config, allow_code)
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
     tokenizer = load_tokenizer(config.data.tokenizer)
-    if spec.config is not None and "vocab_size" not in spec.config:
-        spec = replace(spec, config={"vocab_size": tokenizer.vocabulary, **spec.config})
+    if spec.config is not None:
+        spec = replace(spec, config=with_vocabulary(spec.config, tokenizer.vocabulary))
     with limited("counting its model"):
         facts = _counted(spec, config, tokenizer.vocabulary)
     try:

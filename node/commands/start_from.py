@@ -28,7 +28,17 @@ from node.commands import hugging_face
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.export.model_folder import counts_padding, own_form
-from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, configuration, settings_beside
+from node.model.spec import (
+    SMALL_LLAMA,
+    ModelError,
+    ModelSpec,
+    build,
+    build_meta,
+    configuration,
+    names_vocabulary,
+    settings_beside,
+    with_vocabulary,
+)
 from node.optim.given_groups import unwrapped_name
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
@@ -112,8 +122,8 @@ def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> 
         found = hugging_face.download(str(model))
         model, source = found.folder, f"{found.repo_id}{hugging_face.REVISION_MARK}{found.revision}"
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
-    if spec.config is not None and "vocab_size" not in spec.config:
-        spec = replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})
+    if spec.config is not None and not names_vocabulary(spec.config):
+        spec = replace(spec, config=with_vocabulary(spec.config, load_tokenizer(config.data.tokenizer).vocabulary))
     check_alike(spec, config.data.tokenizer, Path(model))
     made = build(spec, config.seed)
     name = load_weights(made, Path(model))
@@ -238,11 +248,12 @@ def _told(model: Path) -> tuple[Path, Mapping[str, Any] | None]:
 
 def _differing(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """The keys of two configurations that make another model of the same weights, with both values."""
-    if own.get("model_type") != theirs["model_type"]:
-        return [("model_type", own.get("model_type"), theirs["model_type"])]
+    made: Any = build_meta(ModelSpec(own))
+    if theirs["model_type"] not in (own["model_type"], made.config.model_type):
+        return [("model_type", own["model_type"], theirs["model_type"])]
     other = configuration(theirs).to_dict()
-    mine = settings_beside(own, other)
-    counts = {"pad_token_id"} if counts_padding(build_meta(ModelSpec(own))) else set[str]()
+    mine = settings_beside(own, made, other)
+    counts = {"pad_token_id"} if counts_padding(made) else set[str]()
     counts |= {"max_position_embeddings"} if _stretches(mine) else set()
     return list(_pairs({key: mine[key] for key in mine.keys() & other.keys()}, other, counts))
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from node.data.tokenizer import Tokenizer
 from node.export.card import CARD, MARK, card_text, files_of, mark_text, run_of
 from node.imports import many_imports, no_progress_bar, quiet_libraries
+from node.model.examine import with_statistics
 from node.model.gradients import logits_of
 from node.model.passes import FAILURES
 from node.model.spec import REFUSALS
@@ -34,6 +35,8 @@ FILE_MODE: Final = 0o644
 FRESH: Final = ".new-"
 """Begins, or follows the folder's name, in the name of a folder that an export fills, before the id of its process."""
 SPECIAL_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+FORCED_IDS: Final = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
+"""Ids that `generate` writes or leaves out whatever the model says."""
 AGAIN: Final = "nothing of the run is lost: `swarmentum export` with the invite link writes the model again"
 SAMPLE_CONTEXT_TOKENS: Final = 256  # unless the caller or the model names fewer
 SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer errors and still varies
@@ -164,6 +167,8 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
     else:
         tensors, twins = own_tensors(model)
         save_file(tensors, folder / "model.safetensors", metadata={**twins, "format": "pt"})
+    if untrained := with_statistics(model):
+        card = {**card, "untrained": f"the statistics of {', '.join(untrained)}: pass batches in training mode first"}
     tokenizer.huggingface().save_pretrained(folder)
     (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model), licence=licence), encoding="utf-8")
     (folder / MARK).write_text(mark_text(card, (file.name for file in folder.iterdir())), encoding="utf-8")
@@ -194,16 +199,25 @@ def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _special_ids_of(tokenizer: Tokenizer, model: Any) -> Iterator[None]:
     """Give the model's configurations the special ids of its tokenizer: those of the model type are other tokens' ids.
 
-    With 50256 as the end of a text, and a vocabulary of 1,000, `generate` would never stop. Stays: padding from which the model
-    counts its positions (RoBERTa), and what a type does not take. `generate` goes by the other configuration.
+    With 50256 as the end of a text, and a vocabulary of 1,000, `generate` would never stop; with an end that is forced (BART's
+    2), its last token would be a plain byte. Stays: padding from which the model counts its positions (RoBERTa), and what a
+    type does not take. `generate` goes by the other configuration.
     """
     from huggingface_hub.errors import StrictDataclassError
 
-    inner, configs = tokenizer.huggingface(), [model.config, getattr(model, "generation_config", None)]
-    before = [(config, name, getattr(config, name, None)) for config in configs if config for name in SPECIAL_IDS]
+    inner, drawn, known = (
+        tokenizer.huggingface(),
+        getattr(model, "generation_config", None),
+        set(tokenizer.control.values()),
+    )
+    configs = [(model.config, SPECIAL_IDS), *([(drawn, (*SPECIAL_IDS, *FORCED_IDS))] if drawn else [])]
+    before = [(config, name, getattr(config, name, None)) for config, names in configs for name in names]
     try:
-        for config, name, _ in before:
-            if not (config is model.config and name == "pad_token_id" and counts_padding(model)):
+        for config, name, value in before:
+            if name in FORCED_IDS:
+                ids = {value} if isinstance(value, int) else set(value or ())
+                setattr(config, name, value if ids <= known else None)
+            elif not (config is model.config and name == "pad_token_id" and counts_padding(model)):
                 with suppress(StrictDataclassError):
                     setattr(config, name, getattr(inner, name, None))
         yield

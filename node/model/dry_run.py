@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
-from node.model.examine import Examination, examine
+from node.model.examine import Examination, examine, statistics_note
 from node.model.other_process import compare_elsewhere, sums_of
 from node.model.passes import FAILURES, PassError
-from node.model.shrunken import copies
+from node.model.shrunken import whole_copies
 from node.model.spec import (
     REFUSALS,
     SMALL_LLAMA,
@@ -101,7 +101,7 @@ def idle_keys(config: Mapping[str, Any]) -> list[str]:
 
 def _of(config: Mapping[str, Any], cls: Any, place: str, kind: str) -> Iterator[str]:
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    known = {*fields, *cls.attribute_map, *ANY_TYPE, *_legacy(cls)}
+    known = {*fields, *cls.attribute_map, *cls.attribute_map.values(), *ANY_TYPE, *_legacy(cls)}
     for key, value in config.items():
         where = f"{place}.{key} = {_shown(value)}"
         inner = cls.sub_configs.get(key)
@@ -263,7 +263,7 @@ def _of_config(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
     made = configuration(config)
     check_keys(ModelSpec(config))
     failed = ""
-    for copy in _candidates(config, made, vocabulary):
+    for copy, lost in _candidates(config, made, vocabulary):
         tried = ModelSpec(copy)
         try:
             model = build(tried, SEED)
@@ -277,7 +277,8 @@ def _of_config(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
             continue
         _sound(found, "model.config")
         padding = getattr(made.get_text_config(), "pad_token_id", None)  # of the run's model: a copy has another one
-        return DryRun("", (*_notes(model, padding, vocabulary), *found.notes), tried, model, found.loss)
+        left = (f"model.config: the small copy that was run has no {', '.join(lost[:3])}",) if lost else ()
+        return DryRun("", (*_notes(model, padding, vocabulary), *found.notes, *left), tried, model, found.loss)
     why = (
         f"a small copy of {config['model_type']!r} does not work ({failed})"
         if failed
@@ -286,22 +287,21 @@ def _of_config(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
     return DryRun(f"{why}, and the whole has more than {COPY_MAX // 10**6} million parameters")
 
 
-def _candidates(config: Mapping[str, Any], made: Any, vocabulary: int) -> Iterator[dict[str, Any]]:
-    """What to run, the best first: the model itself if it is small; else copies, of which the last is the model itself."""
-    if 0 < _size(config) <= WHOLE_MAX:
-        yield dict(config)
+def _candidates(config: Mapping[str, Any], made: Any, vocabulary: int) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """What to run, the best first: the model itself if it is small; else copies, with what each of them lacks."""
+    model = _unfilled(config)
+    if model is not None and 0 < parameter_count(model) <= WHOLE_MAX:
+        yield dict(config), []
         return
-    for copy in copies(config, made, vocabulary):
-        if 0 < _size(copy) <= COPY_MAX:
-            yield copy
+    yield from whole_copies(config, made, vocabulary, _unfilled, COPY_MAX)
 
 
-def _size(config: Mapping[str, Any]) -> int:
-    """Parameters; 0 for a copy that its type refuses."""
+def _unfilled(config: Mapping[str, Any]) -> nn.Module | None:
+    """A model without its numbers; None for a copy that its type refuses."""
     try:
-        return parameter_count(build_meta(ModelSpec(config)))
+        return build_meta(ModelSpec(config))
     except (ModelError, *FAILURES):
-        return 0
+        return None
 
 
 def _mend_causality(made: Any) -> str:
@@ -352,7 +352,7 @@ def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
     sums = sums_of(one)
     if has_own_loop(one):
         unchecked = "model: its peers train it with loops of their own (own_loop), so its answers are not checked"
-        return DryRun(notes=(unchecked, *_elsewhere(spec, sums, where)))
+        return DryRun(notes=(unchecked, *statistics_note(one), *_elsewhere(spec, sums, where)))
     mend = "mask the attention (is_causal=True), pad convolutions on the left, and take no statistics over positions"
     with _named(where):
         found = examine(one, vocabulary, context, mend_causality=mend, own_code=True)

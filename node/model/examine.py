@@ -219,6 +219,22 @@ def _changes(model: nn.Module, before: Mapping[str, Tensor]) -> Iterator[str]:
         )
 
 
+def with_statistics(model: nn.Module) -> list[str]:
+    """The modules that keep statistics of the batches of a training in buffers, such as BatchNorm."""
+    found = [name for name, it in model.named_modules() if isinstance(getattr(it, "running_mean", None), Tensor)]
+    return [f"{type(model.get_submodule(name)).__name__} {name!r}" for name in found]
+
+
+def statistics_note(model: nn.Module) -> list[str]:
+    """What to know of a model that nobody runs here, since programs train it."""
+    if not (found := with_statistics(model)):
+        return []
+    return [
+        f"model: {_some(found)} keeps statistics of its batches, which no vote carries: each peer has its own, and an export "
+        "those of no training. Use GroupNorm or LayerNorm, or save the model in the program that trains it"
+    ]
+
+
 def _same(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False

@@ -7,8 +7,10 @@ the caller finds a copy that its type cannot build; `copies` gives less and less
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+
+from torch import nn
 
 LAYERS: Final = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
@@ -39,21 +41,53 @@ HEADS_MAX: Final = 4
 HEAD_WIDTH_MAX: Final = 32
 LAYERS_MIN: Final = 2
 LAYERS_MAX: Final = 8
+PATTERN: Final = "attention_types"
 EXPERTS_MAX: Final = 16
 INNER_MAX: Final = 256
 VOCABULARIES: Final = ("vocab_size", "vocab_size_per_layer_input")
 SCAN_MAX: Final = 32
 
 
-def copies(config: Mapping[str, Any], made: Any, vocabulary: int) -> Iterator[dict[str, Any]]:
+def whole_copies(
+    config: Mapping[str, Any],
+    made: Any,
+    vocabulary: int,
+    build: Callable[[Mapping[str, Any]], nn.Module | None],
+    parameters_max: int,
+) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Copies that can be built, each with the classes of modules that the whole model has and the copy has not.
+
+    Those without a loss come first: the experts of DeepSeek-V3 begin behind three layers, and Jamba's attention in the fifth.
+    `build`: a model without its numbers, or None for a copy that its type refuses.
+    """
+    whole, lossy = _classes(build(config)), list[tuple[dict[str, Any], list[str]]]()
+    for least in (LAYERS_MIN, LAYERS_MAX):
+        for copy in copies(config, made, vocabulary, least):
+            model = build(copy)
+            if model is None or not 0 < sum(p.numel() for p in model.parameters() if p.requires_grad) <= parameters_max:
+                continue
+            if lost := sorted(whole - _classes(model)):
+                lossy.append((copy, lost))
+            else:
+                yield copy, []
+    yield from sorted(lossy, key=lambda found: len(found[1]))
+
+
+def _classes(model: nn.Module | None) -> set[str]:
+    return set() if model is None else {type(part).__name__ for part in model.modules()}
+
+
+def copies(
+    config: Mapping[str, Any], made: Any, vocabulary: int, layers_min: int = LAYERS_MIN
+) -> Iterator[dict[str, Any]]:
     """Copies of a configuration, the smallest first, the same at the end. `made`: transformers' own object of it.
 
-    `vocabulary`: ids of the tokenizer, which a copy keeps.
+    `vocabulary`: ids of the tokenizer, which a copy keeps. `layers_min`: if the model has so many.
     """
     nested = "text_config" if "text_config" in getattr(type(made), "sub_configs", {}) else ""
     text = made.get_text_config() if nested else made
     given = dict(config.get(nested) or {}) if nested else dict(config)
-    layers = _layers(text, given)
+    layers = _layers(text, given, layers_min)
     for change in (
         {**layers, **_widths(text), **_experts(text), **_words(text, vocabulary)},
         {**layers, **_widths(text), **_experts(text)},
@@ -71,9 +105,9 @@ def _spelt(given: Mapping[str, Any], cls: Any, key: str) -> str:
 
 
 def _fields(made: Any) -> dict[str, Any]:
-    """The values by their fields; a configuration that differs by layer refuses to say some of them."""
-    values = vars(made)
-    return {field.name: values.get(field.name) for field in dataclasses.fields(made)}
+    """The values by their fields, some under another name. A configuration that differs by layer refuses to say some."""
+    values, other = vars(made), type(made).attribute_map
+    return {key.name: values.get(key.name, values.get(other.get(key.name))) for key in dataclasses.fields(made)}
 
 
 def _count(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
@@ -82,12 +116,15 @@ def _count(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
     return {name: value for name, value in found.items() if type(value) is int and value > 0}
 
 
-def _layers(made: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _layers(made: Any, given: Mapping[str, Any], layers_min: int) -> dict[str, Any]:
     """As many layers as have each kind once; lists with a place for each layer are cut with them."""
     fields = _fields(made)
     change: dict[str, Any] = {}
+    if pattern := fields.get(PATTERN):  # of GPT-Neo: rows of kinds, and how often each row comes
+        change[PATTERN] = [[list(pattern[0][0]), 1]]
+        layers_min = len(pattern[0][0])
     for name, value in _count(fields, LAYERS).items():
-        few = min(value, max(LAYERS_MIN, _kinds(fields, value)))
+        few = min(value, max(layers_min, _kinds(fields, value)))
         change[name] = few
         rows = {**fields, **given}
         change |= {

@@ -12,7 +12,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import torch
@@ -76,6 +76,9 @@ def _foreign(config: Mapping[str, Any], place: str, depth: int) -> Iterator[str]
             else:
                 yield from _foreign(value, f"{place}{key}.", depth + 1)
 
+
+TEXT: Final = "text_config"
+"""The part of a configuration of several parts that has the vocabulary."""
 
 # A small Llama over bytes: 885,888 parameters. Widths are multiples of 64, so that no chunk of the layout is padded.
 SMALL_LLAMA: Final[Mapping[str, Any]] = {
@@ -203,6 +206,29 @@ def configuration(config: Mapping[str, Any]) -> Any:
         return AutoConfig.for_model(kind, **rest)
 
 
+def names_vocabulary(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration says itself how many ids there are."""
+    return "vocab_size" in config or "vocab_size" in _text_of(config)
+
+
+def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get(TEXT)
+    return found if isinstance(found, Mapping) else {}
+
+
+def with_vocabulary(config: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
+    """The configuration with the tokenizer's ids, unless it says itself how many there are; where its type has that key."""
+    if names_vocabulary(config):
+        return dict(config)
+    try:
+        kind = type(configuration(config))
+    except ModelError:  # who builds it says so
+        return {"vocab_size": vocabulary, **config}
+    if "vocab_size" in {*kind.attribute_map, *(key.name for key in fields(kind))} or TEXT not in kind.sub_configs:
+        return {"vocab_size": vocabulary, **config}
+    return {**config, TEXT: {"vocab_size": vocabulary, **_text_of(config)}}
+
+
 def _with_floats(value: Any) -> Any:
     """A value of config.json, where transformers writes infinity as a table."""
     if isinstance(value, Mapping):
@@ -211,15 +237,17 @@ def _with_floats(value: Any) -> Any:
     return [_with_floats(each) for each in value] if isinstance(value, list) else value
 
 
-def settings_beside(config: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a configuration, to compare with those of another one, of which no model is built.
+def settings_beside(config: Mapping[str, Any], made: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a configuration, to compare with those of another one. `made`: a model of it, perhaps without numbers.
 
-    Some types change their own (BART becomes a decoder): either value is right, and that of `others` is taken if it is one.
+    Some types change their own (BART becomes a decoder), or a file of them is read otherwise (Moshi): any of these values is
+    right, and that of `others` is taken if it is one. Of a type of several parts (Llama 4) the text's part alone is saved.
     """
-    settings: dict[str, Any] = configuration(config).to_dict()
-    made: Any = build_meta(ModelSpec(config))
-    changed = {key: value for key, value in made.config.to_dict().items() if value == others.get(key)}
-    return {**settings, **changed}
+    own: dict[str, Any] = made.config.to_dict()
+    part = config["model_type"] != own["model_type"] == others["model_type"]
+    settings: dict[str, Any] = own if part else configuration(config).to_dict()
+    values = (*own.items(), *configuration(own).to_dict().items())
+    return {**settings, **{key: value for key, value in values if value == others.get(key)}}
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from node.app import join as take_part
 from node.building import Own
 from node.config import PeerSettings, load_settings
 from node.model.gradients import Loss
+from node.optim.process_group import TakesScale, unscale
 from node.owner_commands import Stop
 from node.ranks.channel import launched
 from node.training.maker import Handover, NoVotes, Share
@@ -54,6 +55,7 @@ class Joined:
     ) -> None:
         self.model = model
         self.home = settings.home
+        self._process = os.getpid()
         self._settings = settings
         self._handover = Handover(model, loss)
         self._stop = Stop()
@@ -144,7 +146,10 @@ class Joined:
         return self._outcome.summary
 
     def close(self) -> None:
-        """Leave the run: save the momentum, and end the peer. The other peers go on. Does nothing the second time."""
+        """Leave the run: save the momentum, and end the peer. The other peers go on. Does nothing the second time, and in a
+        process that was forked from the peer's."""
+        if os.getpid() != self._process:
+            return
         self._stop.ask()
         with suppress(OperatorError):  # the peer ends with it, and `_raise` tells it
             self._handover.give_back(NoVotes("the program leaves the run"))
@@ -233,8 +238,10 @@ class SwarmOptimizer(torch.optim.Optimizer):
     The loss that others see is that of `report`, of the closure, or the mean of the `loss` in the model's outputs since the
     last step (models of transformers have it). After calls with `num_items_in_batch`, which the Trainer makes, it is their sum.
     `share` is what the run asks for now, and None once the run has ended. The learning rate in `param_groups` shows the run's,
-    and schedulers change nothing.
+    and schedulers change nothing. A GradScaler works: where it finds an infinity, the step has no votes of this peer.
     """
+
+    _step_supports_amp_scaling = TakesScale()
 
     def __init__(self, peer: Joined) -> None:
         trained = [parameter for parameter in peer.model.parameters() if parameter.requires_grad]
@@ -259,6 +266,14 @@ class SwarmOptimizer(torch.optim.Optimizer):
         """Whether no step is left: the run has ended, or its owner ended the peer."""
         return self.share is None
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises OperatorError once the optimizer is made: a run's parameters are those of its model."""
+        if self.param_groups:
+            raise OperatorError(
+                "the swarm trains the parameters of the run's model, and no others: train yours with an optimizer of your own"
+            )
+        super().add_param_group(param_group)
+
     def report(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
         """The figures of the next `step`, as `Joined.contribute` takes them."""
         self._losses, self._parts = [float(loss.detach() if isinstance(loss, Tensor) else loss)], False
@@ -276,6 +291,10 @@ class SwarmOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
             self.report(loss, *self._figures)
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if not unscale(found, scale, self.param_groups[0]["params"], None):
+            self._take()
+            return loss
         if not self._losses:
             raise OperatorError(
                 "step needs the loss, which other peers see: call optimizer.report(loss, tokens=...) before it, or give a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,19 +10,21 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from swarmentum._join import SwarmOptimizer
+from protos.errors import OperatorError
+from swarmentum._join import Joined, SwarmOptimizer
 
 
 class Peer:
     """The seam of `Joined` that the optimizer uses."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.model, self.losses = model, list[float]()
+        self.model, self.losses, self.shares = model, list[float](), 0
 
     def contribute(self, loss: float, samples: int | None, tokens: int) -> None:
         self.losses.append(loss)
 
     def _next(self) -> Any:
+        self.shares += 1
         return SimpleNamespace(learning_rate=0.0)
 
 
@@ -44,3 +47,40 @@ def test_parts_of_a_mean_are_added_up_and_means_are_averaged(micro_batches: int)
         optimizer.step()
     whole = model(input_ids=rows, labels=rows).loss.item()
     assert peer.losses == pytest.approx([whole] * 3)
+
+
+class Line(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        return SimpleNamespace(loss=(rows * self.weight).sum())
+
+
+def test_a_scaler_s_infinity_is_a_step_without_votes_and_its_loss_is_none_of_the_next() -> None:
+    """The scaler left such a step out: the share stayed, others waited for it, and the next loss was infinite, too."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for rows in (torch.full((3,), 3e38), torch.tensor([1.0, 2.0, 4.0])):
+        optimizer.zero_grad()
+        scaler.scale(peer.model(rows).loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert (peer.losses, peer.shares, scaler.get_scale()) == ([7.0], 3, 512.0)
+    assert torch.equal(peer.model.weight.grad, torch.tensor([1.0, 2.0, 4.0])), "the gradient has no scale any more"
+
+
+def test_parameters_that_the_run_has_not_are_refused() -> None:
+    optimizer = SwarmOptimizer(Peer(Line()))  # type: ignore[arg-type]
+    with pytest.raises(OperatorError, match="an optimizer of your own"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_a_forked_process_does_not_leave_the_run_for_the_peer() -> None:
+    """A worker of a DataLoader, or a fork that ends with an error, has the peer's object and none of its threads."""
+    joined = object.__new__(Joined)
+    joined._process = os.getppid()
+    joined.close()

@@ -245,11 +245,22 @@ class ByName(Sound):
             atexit.register(os.write, 1, b"7\n\xff\n")
 
 
+class Pictures(nn.Module):
+    """Programs train it, and nobody runs it here."""
+
+    own_loop = True
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kernel = nn.Conv2d(3, 4, 3)
+        self.norm = {"batch": nn.BatchNorm2d, "alone": nn.InstanceNorm2d}[kind](4)
+
+
 KINDS = {
     kind.__name__: kind
     for kind in (
         *(Sound, LookingAhead, Remembering, Drawing, Capacity, Cut, Answering, Experts, Kept),
-        *(Shifting, Twofold, Blockwise, ByName),
+        *(Shifting, Twofold, Blockwise, ByName, Pictures),
     )
 }
 

@@ -4,14 +4,18 @@ import random
 import re
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from node.data.tokenizer import ByteTokenizer
+from node.export.card import CARD
+from node.export.model_folder import export
 from node.model import other_process
-from node.model.dry_run import dry_run, idle_keys, reference_loss
-from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build_meta, parameter_count
+from node.model.dry_run import _candidates, dry_run, idle_keys, reference_loss
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build_meta, configuration, parameter_count
 from tests.unit.model import faulty
 
 HERE = "tests.unit.model.faulty"
@@ -31,6 +35,9 @@ def test_a_key_that_a_type_s_code_asks_for_is_known_though_no_field_declares_it(
     assert not idle_keys({**own, "head_dim": 64})
     plain, wide = (parameter_count(build_meta(ModelSpec(config))) for config in (own, {**own, "head_dim": 64}))
     assert wide > plain
+    assert not idle_keys({"model_type": "recurrent_gemma", "layers_block_type": ["recurrent", "attention"]}), (
+        "a field's name"
+    )
     for key, kind in (("head_dim", "gpt2"), ("head_dims", "qwen3_moe")):
         assert "transformers knows no such key" in idle_keys({"model_type": kind, key: 64})[0]
 
@@ -150,6 +157,20 @@ def test_code_that_no_other_process_can_import_says_that_it_was_not_compared(mon
     assert re.search("it was not built in another process.*no module 'in_a_notebook' can be imported", note)
 
 
+def test_statistics_of_a_program_s_training_are_told_and_an_export_says_that_they_are_of_none(tmp_path: Path) -> None:
+    """Each peer has its own, and who exported a ResNet got a model whose held-out loss was ten times that of the program."""
+    unchecked, told = dry_run(code("Pictures", "batch"), 256, 20).notes
+    assert ("loops of their own" in unchecked, "BatchNorm2d 'norm' keeps statistics of its batches" in told) == (
+        True,
+        True,
+    )
+    assert len(dry_run(code("Pictures", "alone"), 256, 20).notes) == 1
+    card = export(faulty.Pictures("batch"), ByteTokenizer(), tmp_path / "m", {}) / CARD
+    assert (
+        "| untrained | the statistics of BatchNorm2d 'norm': pass batches in training mode first |" in card.read_text()
+    )
+
+
 @pytest.mark.usefixtures("built_here_alone")
 def test_a_factory_that_needs_numbers_is_run() -> None:
     assert dry_run(ModelSpec(factory=f"{HERE}:of_numbers"), 256, 20).untried == ""
@@ -169,6 +190,23 @@ def test_a_large_model_is_run_as_a_small_copy() -> None:
     assert done.untried == ""
     assert (done.spec.config["num_hidden_layers"], done.spec.config["hidden_size"]) == (2, 128)
     assert dry_run(ModelSpec({"model_type": "phi3"}), 256, 32).notes == (), "its padding, 32000, is 0 in the copy alone"
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("deepseek_v3", "DeepseekV3MoE"),
+        ("jamba", "JambaAttention"),
+        ("gpt_neo", "GPTNeoSelfAttention"),
+        ("zamba", "Zamba"),
+    ],
+)
+def test_a_small_copy_has_every_kind_of_layer(kind: str, part: str) -> None:
+    """The experts of a DeepSeek-V3 begin behind three layers, so that nobody had run them; of a GPT-Neo no copy was built."""
+    copy, lost = next(_candidates({"model_type": kind}, configuration({"model_type": kind}), 256))
+    model = build_meta(ModelSpec(copy))
+    assert (parameter_count(model) < 30_000_000, lost) == (True, [])
+    assert any(type(it).__name__.startswith(part) for it in model.modules())
 
 
 def test_a_sample_that_is_longer_than_the_positions_is_refused() -> None:

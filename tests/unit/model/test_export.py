@@ -32,6 +32,10 @@ from protos.run_sections import ModelConfig, ReferenceLoss
 from tests.unit.model.test_dry_run import SMALL
 from tests.unit.model.test_spec import TINY
 
+SMALL_BART: dict[str, Any] = {
+    "model_type": "bart", "vocab_size": 256, "d_model": 32, "decoder_layers": 1, "decoder_ffn_dim": 32,
+    "decoder_attention_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
 TEXT = "def café():\n    return '日本 🐍'\t\0"
 CARD = {"run id": "abc", "steps": 100, "odd": "a|b"}
 
@@ -71,6 +75,18 @@ def test_special_ids_are_the_tokenizer_s_and_the_live_model_keeps_its_own(tmp_pa
         for config in (AutoConfig.from_pretrained(path), GenerationConfig.from_pretrained(path)):
             assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == expected
         assert (model.config.bos_token_id, model.config.eos_token_id) == (1, 2)
+
+
+def test_generate_writes_no_token_of_another_tokenizer_at_its_end(tmp_path: Path) -> None:
+    """BART forces its 2, the end of a text, as the last token. Here 2 is a plain byte, which no text had."""
+    from transformers import AutoModelForCausalLM
+
+    model = build(ModelSpec({**SMALL_BART, "forced_eos_token_id": 2}), 3).eval()
+    back: Any = AutoModelForCausalLM.from_pretrained(export(model, ByteTokenizer(), tmp_path / "m", CARD))
+    ids = torch.arange(65, 70)[None]
+    drawn = back.generate(ids, max_new_tokens=4, do_sample=False)
+    assert drawn[0, -1] == back(drawn[:, :-1]).logits[0, -1].argmax() != 2
+    assert model.generation_config.forced_eos_token_id == 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, parameter_count
+from node.model.dry_run import check_keys
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, parameter_count, with_vocabulary
 
 TINY = {**SMALL_LLAMA, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
 # Of the default model and seed 1. It must not depend on the machine: other instruction sets, other thread counts.
@@ -218,3 +219,21 @@ def test_parameters_that_cannot_be_voted_on_are_named(kind: str, words: str) -> 
 @pytest.mark.parametrize("kind", ["beside", "tied"])
 def test_parameters_in_one_tensor_that_do_not_overlap_and_tied_ones_are_fine(kind: str) -> None:
     build(ModelSpec(factory=f"{__name__}:Odd", kwargs={"kind": kind}), 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "there"),
+    [
+        ({"model_type": "gpt2"}, {"model_type": "gpt2", "vocab_size": 300}),
+        ({"model_type": "llama4"}, {"model_type": "llama4", "text_config": {"vocab_size": 300}}),
+        ({"model_type": "llama4", "text_config": {"vocab_size": 512}}, None),
+        ({"model_type": "gpt2", "vocab_size": 512}, None),
+    ],
+)
+def test_the_tokenizer_s_vocabulary_goes_where_the_type_has_one(
+    config: dict[str, object], there: dict[str, object] | None
+) -> None:
+    """A type of several parts has it in the text's part: elsewhere it was refused as a key that nobody had written."""
+    found = with_vocabulary(config, 300)
+    assert found == (there or config)
+    check_keys(ModelSpec(found))

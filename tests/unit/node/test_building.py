@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import nn
 
 from node.building import Own, own_start
@@ -23,7 +24,7 @@ def config(**sections: object) -> RunConfig:
 
 
 def own(model: nn.Module | None = None, *, reads: bool = True) -> Own:
-    return Own(Handover(model or TwoTokens(64)), reads)
+    return Own(Handover(TwoTokens(64) if model is None else model), reads)
 
 
 def test_a_programs_model_needs_no_code_of_the_run() -> None:
@@ -77,6 +78,23 @@ def test_a_program_that_moves_the_model_between_two_steps_is_told() -> None:
         head = signed.hash
 
 
+def with_buffer(name: str, value: float) -> TwoTokens:
+    model = TwoTokens(64)
+    model.register_buffer(name, torch.full((2,), value), persistent=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("buffer", "mine", "told"), [("angles", 0.5, True), ("angles", 1.0, False), ("running_mean", 0.5, False)]
+)
+def test_a_program_s_buffer_with_other_numbers_than_the_run_s_is_told(buffer: str, mine: float, told: bool) -> None:
+    """Angles of positions, or a random projection: the layout knows parameters alone."""
+    start, model = with_buffer(buffer, 1.0), with_buffer(buffer, mine)
+    with capture_logs() as lines:
+        own(model).replica(start, config(), 128, RUN, bytes(32), b"")
+    assert [line["buffer"] for line in lines] == ([buffer] if told else [])
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -84,6 +102,8 @@ def test_a_program_that_moves_the_model_between_two_steps_is_told() -> None:
         (nn.Sequential(nn.Embedding(256, 64)), r"0\.weight \(256, 64\) table stands where the run has"),
         (TwoTokens(64).double(), r"'embedding\.weight' is torch\.float64 on cpu; expected torch\.float32"),
         (nn.ModuleList([TwoTokens(64), nn.Linear(2, 2)]), r"0\.embedding\.weight"),
+        (torch.compile(TwoTokens(64), backend="eager"), r"_orig_mod\.embedding.*give the model inside of its wrapper"),
+        (TwoTokens(64).to("meta"), r"'embedding\.weight' is torch\.float32 on meta; expected"),
     ],
 )
 def test_another_layout_is_refused_with_the_first_difference(model: nn.Module, said: str) -> None:

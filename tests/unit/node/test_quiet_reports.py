@@ -86,9 +86,7 @@ def tick(step: int = 1, attempt: int = 1) -> Tick:
 async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Coordinator, Outbox]]:
     monkeypatch.setattr(publication, "Waits", Counted)
     coordinator, outbox = Coordinator(), Outbox()
-    own = mock.Mock(
-        answered=lambda facts, taken: [] if taken else [it for it in facts if isinstance(it, Published)]
-    )
+    own = mock.Mock(answered=lambda facts, taken: [] if taken else [it for it in facts if isinstance(it, Published)])
     view = mock.Mock(step=0)
     tasks: list[asyncio.Task[None]] = []
     runtime = mock.Mock(spawn=lambda task: tasks.append(asyncio.ensure_future(task)), emit=mock.AsyncMock())

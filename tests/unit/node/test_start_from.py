@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,15 +111,24 @@ ELSEWHERE = [
     },
     {"model_type": "bart", "vocab_size": 256, "d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2},
     {"model_type": "deepseek_v3", **SMALL, "num_key_value_heads": 2, "n_routed_experts": 8, "first_k_dense_replace": 1},
+    {
+        "model_type": "llama4",
+        "text_config": {**SMALL, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 2},
+    },
+    {"model_type": "moshi", **SMALL, "num_key_value_heads": 2},
 ]
 """Types whose files have other names, shapes or settings than the model: experts one by one, an earlier name of a head, a tied
-table under its second name, infinity in config.json, a decoder's own settings, a buffer that is saved."""
+table under its second name, infinity in config.json, a decoder's own settings, a buffer that is saved, the text's part of a
+type of several parts, settings that a file says in another way."""
+
+
+def without_vocabulary(config: dict[str, Any]) -> dict[str, Any]:
+    plain = {key: value for key, value in config.items() if key != "vocab_size"}
+    return {key: without_vocabulary(value) if isinstance(value, dict) else value for key, value in plain.items()}
 
 
 @pytest.mark.parametrize("config", ELSEWHERE, ids=lambda config: str(config["model_type"]))
-def test_an_export_of_each_kind_of_type_begins_a_run_and_is_confirmed(
-    tmp_path: Path, config: dict[str, object]
-) -> None:
+def test_an_export_of_each_kind_of_type_begins_a_run_and_is_confirmed(tmp_path: Path, config: dict[str, Any]) -> None:
     made = build(ModelSpec(config), 3)
     folder = export(made, ByteTokenizer(), tmp_path / "model", {})
     run = RunConfig(model=ModelConfig(config=config))
@@ -138,7 +148,7 @@ def test_an_export_of_each_kind_of_type_begins_a_run_and_is_confirmed(
     assert "differs from the replayed weights" in str(
         first_difference(state, folder, lambda: model_of(run, folder, state))
     )
-    wide = RunConfig(model=ModelConfig(config={key: value for key, value in config.items() if key != "vocab_size"}))
+    wide = RunConfig(model=ModelConfig(config=without_vocabulary(config)))
     (folder / "config.json").write_text(json.dumps({"vocab_size": 1 << 40}))
     assert model_of(wide, folder, state) is None, "a stranger's folder takes no memory"
     save_file({**weights(folder), "extra": torch.zeros(1)}, folder / WEIGHTS)
