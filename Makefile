@@ -7,7 +7,8 @@
 # make install only the virtual environment (.venv/bin/swarmentum, .venv/bin/swarmentum-coordinator)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # --no-compile: pip would compile all of torch and transformers on one core, which takes longer than all else together
-PIP = .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c deploy/constraints.txt
+# In a terminal it shows what it downloads: that is up to 6 GB.
+PIP = .venv/bin/python -m pip install $$([ -t 2 ] || echo --quiet) --no-compile --disable-pip-version-check -c deploy/constraints.txt
 BIN = .venv/bin
 # Of join --set track=.... Triton's kernels run in its interpreter here; with a CUDA build of torch, triton comes by itself.
 TRACKERS = tensorboard wandb trackio
@@ -26,7 +27,7 @@ help: ## Show this help.
 	$(PYTHON) -m venv .venv
 
 .venv/.node: .venv/bin/python pyproject.toml deploy/constraints.txt
-	@echo "Installing swarmentum and what it needs into .venv: 6 GB with torch for NVIDIA cards, 2 GB with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu (a few minutes, without a word) ..."
+	@echo "Installing swarmentum and what it needs into .venv: 6 GB with torch for NVIDIA cards, 2 GB with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu (a few minutes) ..."
 	$(PIP) --editable '.[node,charts]'
 	@$(BIN)/python -c 'import coordinator.__main__, node.app, node.optim.demo, transformers.models.llama.modeling_llama, textual.app'
 	@touch $@
