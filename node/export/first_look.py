@@ -100,10 +100,7 @@ def _export(spec: ModelSpec, tokenizer: Tokenizer, tried_spec: ModelSpec, model:
             "parameters and in buffers that are saved (persistent=True)"
         )
     why = "" if spec.factory else _drawn_otherwise(back, tokenizer.vocabulary)
-    note = (
-        f"{where}: {why}: text that people draw with it is not the model's; take another type for a model that writes"
-    )
-    return [note] if why else []
+    return [f"{where}: {why}; take another type for a model that writes text"] if why else []
 
 
 def _drawn_otherwise(model: Any, vocabulary: int) -> str:
@@ -118,7 +115,7 @@ def _drawn_otherwise(model: Any, vocabulary: int) -> str:
             for number, drawn in enumerate(done.logits, GIVEN_TOKENS):
                 own = logits_of(model, done.sequences[:, :number])[:, -1]
                 if float((own - drawn).abs().max()) > DRAWN_TOLERANCE * float(own.abs().max()):
-                    return "`generate` of transformers gives its export other logits than a pass does"
+                    return "`generate` of transformers gives its export other logits than a pass: its text is not the model's"
     except FAILURES as error:
         return f"`generate` of transformers fails with its export: {_why(error)}"
     return ""
