@@ -18,13 +18,19 @@ from node.data.tokenizer import Tokenizer
 from node.export.model_folder import ExportError, export, own_tensors
 from node.imports import no_progress_bar, quiet_libraries
 from node.model.dry_run import DryRun, dry_run, reference_loss
-from node.model.passes import FAILURES, answers_of
+from node.model.gradients import logits_of
+from node.model.passes import FAILURES, answers_of, undisturbed
 from node.model.spec import ModelError, ModelSpec, build
 from protos.run_config import RunConfig
 from protos.run_sections import ReferenceLoss
 
 REFERENCE_TOLERANCE: Final = 1e-3
 """Of the loss. Instruction sets and numbers of threads change it by 1e-6; a changed attention mask or activation by 1e-2."""
+
+GIVEN_TOKENS: Final = 6
+DRAWN_TOKENS: Final = 3
+DRAWN_TOLERANCE: Final = 1e-2
+"""Of the largest logit. A cache rounds otherwise than a whole pass, by 1e-5."""
 
 
 def tried(spec: ModelSpec, tokenizer: Tokenizer, context: int) -> dict[str, Any]:
@@ -80,7 +86,8 @@ def tried_model(spec: ModelSpec, tokenizer: Tokenizer, context: int) -> DryRun:
         return dry_run(spec, tokenizer.vocabulary, context, partial(_export, spec, tokenizer))
 
 
-def _export(spec: ModelSpec, tokenizer: Tokenizer, tried_spec: ModelSpec, model: nn.Module) -> None:
+def _export(spec: ModelSpec, tokenizer: Tokenizer, tried_spec: ModelSpec, model: nn.Module) -> list[str]:
+    """Notes on an export. Raises ModelError."""
     where = f"model.factory = {spec.factory!r}" if spec.factory else "model.config"
     back = _back_of_module(model, tried_spec, where) if spec.factory else _back_of_type(model, tokenizer, where)
     try:
@@ -92,6 +99,26 @@ def _export(spec: ModelSpec, tokenizer: Tokenizer, tried_spec: ModelSpec, model:
             f"{where}: its export is another model: loaded again, it gives other logits; keep all numbers that it needs in "
             "parameters and in buffers that are saved (persistent=True)"
         )
+    why = "" if spec.factory else _drawn_otherwise(back, tokenizer.vocabulary)
+    return [f"{where}: {why}; take another type for a model that writes text"] if why else []
+
+
+def _drawn_otherwise(model: Any, vocabulary: int) -> str:
+    """How `generate` of transformers goes on otherwise than the model's own passes: it counts the positions of RoBERTa's kind
+    from 0, and adds tokens to those of XLM's. Empty if it does not."""
+    ids = (vocabulary // 2 + torch.arange(GIVEN_TOKENS))[None] % vocabulary
+    try:
+        with undisturbed(), torch.no_grad():
+            done = model.eval().generate(
+                ids, max_new_tokens=DRAWN_TOKENS, do_sample=False, output_logits=True, return_dict_in_generate=True
+            )
+            for number, drawn in enumerate(done.logits, GIVEN_TOKENS):
+                own = logits_of(model, done.sequences[:, :number])[:, -1]
+                if float((own - drawn).abs().max()) > DRAWN_TOLERANCE * float(own.abs().max()):
+                    return "`generate` of transformers gives its export other logits than a pass: its text is not the model's"
+    except FAILURES as error:
+        return f"`generate` of transformers fails with its export: {_why(error)}"
+    return ""
 
 
 def _back_of_module(model: nn.Module, spec: ModelSpec, where: str) -> nn.Module:

@@ -38,6 +38,7 @@ SPECIAL_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 FORCED_IDS: Final = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
 """Ids that `generate` writes or leaves out whatever the model says."""
 AGAIN: Final = "nothing of the run is lost: `swarmentum export` with the invite link writes the model again"
+SHORT_TEXT: Final = "a b"
 SAMPLE_CONTEXT_TOKENS: Final = 256  # unless the caller or the model names fewer
 SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer errors and still varies
 
@@ -169,9 +170,34 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
         save_file(tensors, folder / "model.safetensors", metadata={**twins, "format": "pt"})
     if untrained := with_statistics(model):
         card = {**card, "untrained": f"the statistics of {', '.join(untrained)}: pass batches in training mode first"}
-    tokenizer.huggingface().save_pretrained(folder)
+    _to_continue(tokenizer.huggingface()).save_pretrained(folder)
     (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model), licence=licence), encoding="utf-8")
     (folder / MARK).write_text(mark_text(card, (file.name for file in folder.iterdir())), encoding="utf-8")
+
+
+def _to_continue(inner: Any) -> Any:
+    """The tokenizer without tokens that it puts after a text (those of BERT, RoBERTa and T5 do): with the end of a text after a
+    prompt, a model begins another text. What it puts before a text stays. A class of its own would put them back at a load."""
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(inner, PreTrainedTokenizerFast):
+        return inner
+    bare, whole = (inner.encode(SHORT_TEXT, add_special_tokens=special) for special in (False, True))
+    first = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole))
+    if first + len(bare) >= len(whole):
+        return inner
+    before = list(inner.convert_ids_to_tokens(whole[:first]))
+    backend = copy.deepcopy(inner.backend_tokenizer)
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A"],
+        pair=[*before, "$A", "$B:1"],
+        special_tokens=list(zip(before, whole[:first], strict=True)),
+    )
+    kept = {name: getattr(inner, name) for name in ("model_max_length", "padding_side", "clean_up_tokenization_spaces")}
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, **inner.special_tokens_map, **kept)  # type: ignore[no-untyped-call]
+    made.chat_template = inner.chat_template
+    return made
 
 
 def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

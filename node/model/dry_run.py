@@ -11,7 +11,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -187,12 +187,15 @@ class DryRun:
 
 
 def dry_run(
-    spec: ModelSpec, vocabulary: int, context: int, export: Callable[[ModelSpec, nn.Module], object] | None = None
+    spec: ModelSpec,
+    vocabulary: int,
+    context: int,
+    export: Callable[[ModelSpec, nn.Module], Sequence[str]] | None = None,
 ) -> DryRun:
-    """Run a run's model. `export`: tries an export of what was run, and raises OperatorError. Raises ModelError."""
+    """Run a run's model. `export`: tries an export of what was run; notes on it, or OperatorError. Raises ModelError."""
     done = _of_factory(spec, vocabulary, context) if spec.factory else _of_config(spec, vocabulary, context)
     if done.model is not None and done.spec is not None and export is not None:
-        export(done.spec, done.model)
+        return dataclasses.replace(done, notes=(*done.notes, *export(done.spec, done.model)))
     return done
 
 

@@ -77,6 +77,36 @@ def test_special_ids_are_the_tokenizer_s_and_the_live_model_keeps_its_own(tmp_pa
         assert (model.config.bos_token_id, model.config.eos_token_id) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "other"), [("roberta", True), ("bert", False), ("llama", False), ("xlm", True), ("jamba", False)]
+)
+def test_a_type_whose_generate_goes_on_otherwise_than_its_logits_say_is_told(kind: str, other: bool) -> None:
+    config: dict[str, Any] = {"model_type": kind, **({"pad_token_id": 0} if kind == "jamba" else {})}
+    if kind == "xlm":
+        config |= {"vocab_size": 256, "emb_dim": 32, "n_layers": 1, "n_heads": 2, "causal": True}
+    else:
+        config |= {**SMALL, **({"is_decoder": True} if "bert" in kind else {})}
+    if kind == "jamba":
+        config |= {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    told = [note for note in tried(ModelSpec(config), ByteTokenizer(), 32)["notes"] if "`generate` of" in note]
+    assert bool(told) is other, told
+
+
+def test_a_prompt_gets_no_end_of_a_text_from_the_tokenizer_of_an_export(tmp_path: Path) -> None:
+    """BERT's kind puts [SEP] after each text, which no text of the training had, and RoBERTa's the end of a document."""
+    from transformers import AutoTokenizer, BertTokenizer
+
+    ids = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "a": 5, "b": 6, "##c": 7}
+    BertTokenizer(vocab=ids).save_pretrained(tmp_path / "bert")
+    tokenizer = load_tokenizer(str(tmp_path / "bert"))
+    back = AutoTokenizer.from_pretrained(export(build(PLAIN, 1), tokenizer, tmp_path / "m", CARD))
+    assert (back("bc a").input_ids, back("bc", "a").input_ids) == ([2, 6, 7, 5], [2, 6, 7, 5])
+    assert back.encode("bc a", add_special_tokens=False) == tokenizer.encode("bc a").tolist() == [6, 7, 5]
+    assert (back.sep_token_id, back.pad_token_id, back.decode([6, 7, 5])) == (3, 0, tokenizer.decode([6, 7, 5]))
+    assert tokenizer.huggingface()("a").input_ids == [2, 5, 3]
+    assert load_tokenizer(str(tmp_path / "m")).encode("bc a").tolist() == [6, 7, 5]
+
+
 def test_generate_writes_no_token_of_another_tokenizer_at_its_end(tmp_path: Path) -> None:
     """BART forces its 2, the end of a text, as the last token. Here 2 is a plain byte, which no text had."""
     from transformers import AutoModelForCausalLM
