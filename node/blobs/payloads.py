@@ -1,7 +1,8 @@
 """The payloads that this peer holds, on its disk, by hash. The peer deletes them by step, once no joiner needs them.
 
-The bytes of payloads are bounded, too: beyond the limit, or half of what the disk has left, the oldest step goes first, and the
-peer logs it once. The payloads that were used last are also in memory, and the peer's own last one always is: many pull it, and
+The bytes of others' payloads are bounded, too: beyond the limit, or half of what the disk has left, the oldest step goes first,
+and the peer logs it once. The peer's own stay: each author keeps its votes, so a run whose disks are all full can replay its
+log. The payloads that were used last are also in memory, and the peer's own last one always is: many pull it, and
 the peer reads and hashes it for none of them. Payloads outlive the process, so a swarm whose peers all died can replay its log.
 The peer does not sync each payload to the disk: a file that a power cut damaged counts as missing.
 """
@@ -49,6 +50,9 @@ class Payloads:
         self._total = sum(self._sizes.values())
         self._recent: OrderedDict[bytes, bytes] = OrderedDict()
         self._recent_bytes = 0
+        self._mine: set[bytes] = (
+            set()
+        )  # of this peer, as far as it has been told: those of an earlier life are in the log
         self._own = (b"", b"")  # the hash and the bytes of the peer's own last payload, which is not in `_recent`
         self.dropped_step = 0
         """The newest step whose payloads were deleted to make room, although a joiner might need them; 0: no step."""
@@ -132,8 +136,9 @@ class Payloads:
         return True
 
     def _drop_before(self, step: int, why: str) -> bool:
-        """Make room: drop the oldest step's payloads. False if there is none before `step`."""
-        oldest = min(self._steps.values(), default=step)
+        """Make room: drop others' payloads of the oldest step. False if there are none before `step`."""
+        others = {name: at for name, at in self._steps.items() if name not in self._mine}
+        oldest = min(others.values(), default=step)
         if oldest >= step:
             return False
         if not self.dropped_step:
@@ -141,7 +146,8 @@ class Payloads:
                 "dropping other peers' votes of the oldest steps, which joiners may miss", step=oldest, why=why
             )
         self.dropped_step = max(self.dropped_step, oldest)
-        self.forget_until(oldest)
+        for sha256 in [name for name, at in others.items() if at == oldest]:
+            self._forget(sha256)
         return True
 
     def _write(self, temporary: Path, data: bytes, path: Path) -> None:
@@ -152,28 +158,28 @@ class Payloads:
     def put_whole(self, step: int, data: bytes, ranges: int) -> bool:
         """Keep this peer's own payload, in a run with so many ranges, as the blobs that others pull. Raises as `put` does."""
         (name, head), *parts = slices.blobs_of(data, ranges)
+        self._mine |= {name, *(sha256 for sha256, _ in parts)}
         for sha256, part in parts:
             self.put(step, sha256, part)
         return self.put(step, name, head, own=True)
+
+    def keep_mine(self, name: bytes, ranges: int) -> None:
+        """The log says that these votes are this peer's: they stay until snapshots cover them, however full the disk is."""
+        if (head := self.get(name)) is not None:
+            self._mine |= {name, *(it.sha256 for it in _listed(head, ranges))}
 
     def whole(self, name: bytes, ranges: int) -> bytes | None:
         """A payload's bytes in a run with so many ranges; None if a slice, or all of it, is not here, or it is no payload."""
         head = self.get(name)
         if head is None or ranges == 1:
             return head
-        if len(head) != slices.list_bytes(ranges):
-            return None
-        try:
-            named = slices.open_list(head)
-        except Refusal:
-            return None
         parts = [head]
-        for it in named:
+        for it in (named := _listed(head, ranges)):
             part = self.get(it.sha256)
             if part is None or len(part) != it.total_bytes:
                 return None
             parts.append(part)
-        return b"".join(parts)
+        return b"".join(parts) if named else None
 
     def forget_until(self, step: int) -> None:
         """Drop the payloads of this step and of all before."""
@@ -188,6 +194,7 @@ class Payloads:
     def _forget(self, sha256: bytes) -> None:
         self._path(sha256).unlink(missing_ok=True)
         del self._steps[sha256]
+        self._mine.discard(sha256)
         self._recent_bytes -= len(self._recent.pop(sha256, b""))
         if sha256 == self._own[0]:
             self._own = (b"", b"")
@@ -195,3 +202,13 @@ class Payloads:
 
     def _path(self, sha256: bytes) -> Path:
         return self._folder / f"{self._steps[sha256]}-{sha256.hex()}"
+
+
+def _listed(head: bytes, ranges: int) -> tuple[slices.Slice, ...]:
+    """The slices that the first blob of a payload names; none if it is no list of so many."""
+    if ranges == 1 or len(head) != slices.list_bytes(ranges):
+        return ()
+    try:
+        return slices.open_list(head)
+    except Refusal:
+        return ()

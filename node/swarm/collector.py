@@ -96,6 +96,8 @@ class Collector:
                 await self._lost(step)
                 return None
             data, update = found
+            if contribution.public_key == self._public_key:
+                self._payloads.keep_mine(contribution.payload_sha256, self._view.ranges)
             if self._whole:
                 payloads.append(data)
             if update is not None:

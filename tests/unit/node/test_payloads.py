@@ -163,3 +163,24 @@ def test_votes_of_others_give_way_on_a_full_disk_and_put_no_peer_out_of_the_run(
         assert store.dropped_step == 21, "another program has filled the disk"
         with pytest.raises(DiskError):
             kept(store, 23, 500_000, step=23)
+
+
+@pytest.mark.parametrize("ranges", [1, 2])
+def test_votes_of_one_s_own_stay_on_a_full_disk_also_after_a_restart(tmp_path: Path, ranges: int) -> None:
+    """The only author of the last step dropped it for the next one's votes, ended all the same, and the run waited for ever."""
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        store = Payloads(disk / "payloads")
+        mine = slices.joined([b"1" * 20_000] * ranges)
+        name = slices.hash_of(mine, ranges)
+        store.put_whole(1, mine, ranges)
+        others = kept(store, 2, 20_000)
+        fill(disk)
+        for life in (store, Payloads(disk / "payloads")):
+            life.keep_mine(name, ranges)
+            life.keep_mine(b"n" * 32, ranges)  # lost
+            with pytest.raises(DiskError):
+                life.put_whole(2, slices.joined([b"3" * 200_000] * ranges), ranges)
+            assert life.whole(name, ranges) == mine
+            assert life.get(others) is None
+        life.forget_until(1)
+        assert life.total_bytes == 0
