@@ -21,6 +21,7 @@ from node.blobs.payloads import Payloads
 from node.config import PeerSettings
 from node.data.samples import Samples
 from node.mirror.snapshot_mirrors import SnapshotPlaces
+from node.model.examine import other_buffer
 from node.model.size import Effort
 from node.model.spec import ModelError, ModelSpec, build, check_parameters
 from node.optim.layout import Layout
@@ -215,8 +216,6 @@ def assemble(
 
 
 DIGITS_SHOWN = 16
-BUFFER_TOLERANCE = 1e-3
-"""Of a buffer that another device computed."""
 
 
 class SharedReplica(Replica):
@@ -294,7 +293,7 @@ class Own:
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.copy_(first[name])
-        if start is not None and (other := _other_buffer(model, start)):
+        if start is not None and (other := other_buffer(model, start)):
             structlog.get_logger("peer").warning(
                 "a buffer of the program's model has other numbers than the run's",
                 step="-",
@@ -307,20 +306,6 @@ class Own:
         )  # fmt: skip
         replica.knows_start, replica.is_blank = start is not None, blank
         return replica
-
-
-def _other_buffer(model: nn.Module, start: nn.Module) -> str:
-    """The name of a buffer that both models have, with other numbers in each; empty if none. Statistics of batches differ."""
-    mine = dict(model.named_buffers())
-    for name, theirs in start.named_buffers():
-        own = mine.get(name)
-        if own is None or (own.shape, own.dtype) != (theirs.shape, theirs.dtype) or not own.is_floating_point():
-            continue
-        if name.rpartition(".")[2].startswith("running_"):
-            continue
-        if not torch.allclose(own.cpu().double(), theirs.cpu().double(), rtol=BUFFER_TOLERANCE, equal_nan=True):
-            return name
-    return ""
 
 
 def _difference(mine: Layout, theirs: Layout | None) -> str:

@@ -37,6 +37,8 @@ NUMBERS_MAX: Final = 1 << 24
 LOSS_TOLERANCE: Final = 1e-3
 """Nats. A further term of a loss is larger, and the same loss computed in another order differs by 1e-5."""
 NAMES_SHOWN_MAX: Final = 3
+BUFFER_TOLERANCE: Final = 1e-3
+"""Of a buffer that another device computed."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,20 @@ def statistics_note(model: nn.Module) -> list[str]:
         f"model: {_some(found)} keeps statistics of its batches, which no vote carries: each peer has its own, and an export "
         "those of no training. Use GroupNorm or LayerNorm, or save the model in the program that trains it"
     ]
+
+
+def other_buffer(model: nn.Module, start: nn.Module) -> str:
+    """The name of a buffer that both models have, with other numbers in each; empty if none. Statistics of batches differ."""
+    mine = dict(model.named_buffers())
+    for name, theirs in start.named_buffers():
+        own = mine.get(name)
+        if own is None or (own.shape, own.dtype) != (theirs.shape, theirs.dtype) or not own.is_floating_point():
+            continue
+        if name.rpartition(".")[2].startswith("running_"):
+            continue
+        if not torch.allclose(own.cpu().double(), theirs.cpu().double(), rtol=BUFFER_TOLERANCE, equal_nan=True):
+            return name
+    return ""
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
