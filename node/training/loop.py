@@ -28,7 +28,7 @@ from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
 from node.snapshot.pieces import SnapshotManifest
-from node.snapshot.store import SnapshotStore, drawn
+from node.snapshot.store import SnapshotStore, stores
 from node.swarm.api import Swarm
 from node.swarm.facts import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import JoinFacts
@@ -354,7 +354,7 @@ class Trainer:
             self.keeper.snapshot(kept=True)
             self.keeper.flush()  # the run is over, so no other peer waits for this one
         elif step % clock.snapshot_every == 0 and recent:
-            self.keeper.snapshot(kept=self.is_anchor or public_key_of(self.summary.id) in drawn(signed))
+            self.keeper.snapshot(kept=self.is_anchor or stores(signed, public_key_of(self.summary.id)))
         if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0 and recent and not self.is_anchor:
             self.keeper.private()
 
