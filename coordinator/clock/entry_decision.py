@@ -181,7 +181,9 @@ def _all_abstain(run: Run, step: OpenStep) -> str:
     peers = {key: run.peers[key].silence for key in step.abstained if key in run.peers and not run.peers[key].is_paused}
     said = [it for it in peers.values() if it is not None and it[0] == step.tick.step]
     if broken := [why for _, why, not_finite in said if not_finite]:
-        diverged = "the run has diverged" if len(broken) == len(said) else "if that of the others is not, the run has diverged"
+        diverged = (
+            "the run has diverged" if len(broken) == len(said) else "if that of the others is not, the run has diverged"
+        )
         return (
             f"{all_here}, {len(broken)} of them because the loss or gradient is not finite ({broken[0]}): {diverged}. "
             f"{_way_back(run)}"
