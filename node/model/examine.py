@@ -220,7 +220,7 @@ def _changes(model: nn.Module, before: Mapping[str, Tensor]) -> Iterator[str]:
 
 
 def with_statistics(model: nn.Module, *, unseen: bool = False) -> list[str]:
-    """The modules that keep statistics of the batches of a training in buffers, such as BatchNorm; `unseen`: of no batch yet."""
+    """The modules that keep statistics of the batches of a training in buffers (BatchNorm); `unseen`: of no batch yet."""
     found = [name for name, it in model.named_modules() if isinstance(getattr(it, "running_mean", None), Tensor)]
     parts = {name: model.get_submodule(name) for name in found}
     left = [name for name, it in parts.items() if not (unseen and bool(getattr(it, "num_batches_tracked", None)))]
