@@ -177,17 +177,19 @@ def _all_abstain(run: Run, step: OpenStep) -> str:
     paused = sum(key in run.peers and run.peers[key].is_paused for key in step.abstained)
     if paused == len(step.abstained):
         return f"all {paused} peers of step {step.tick.step} that are here are paused by their owners"
-    reason = next(iter(step.abstained.values()))
-    here = f"peers that are here abstain from step {step.tick.step}"
-    said = {key: run.peers[key].silence for key in step.abstained if key in run.peers}
-    broken = [it for it in said.values() if it is not None and it[2]]
-    if broken:
-        return (
-            f"all {len(step.abstained)} {here}, {len(broken)} of them because the loss or gradient is not finite "
-            f"({broken[0][1]}): the run has diverged. {_way_back(run)}"
+    all_here = f"all {len(step.abstained)} peers that are here abstain from step {step.tick.step}"
+    peers = {key: run.peers[key].silence for key in step.abstained if key in run.peers and not run.peers[key].is_paused}
+    said = [it for it in peers.values() if it is not None and it[0] == step.tick.step]
+    if broken := [why for _, why, not_finite in said if not_finite]:
+        diverged = (
+            "the run has diverged" if len(broken) == len(said) else "if that of the others is not, the run has diverged"
         )
-    words = f"all {len(step.abstained)} {here} ({reason}), and are asked again at its deadline"
-    if any(it is not None and it[2] is None for it in said.values()):  # of an earlier version
+        return (
+            f"{all_here}, {len(broken)} of them because the loss or gradient is not finite ({broken[0]}): {diverged}. "
+            f"{_way_back(run)}"
+        )
+    words = f"{all_here} ({next(iter(step.abstained.values()))}), and are asked again at its deadline"
+    if any(not_finite is None for _, _, not_finite in said):  # of an earlier version
         words += f". If it is the loss that is not finite, the run has diverged. {_way_back(run)}"
     return words
 

@@ -335,9 +335,8 @@ def _idle(run: Run, peer: Peer, holders: int) -> str:
     again = "its state differed from the agreed one: it computes or " if peer.contradicted else ""
     if run.snapshot is None or not run.snapshot.step:
         return f"{again}builds the model"
-    return (
-        f"{again}gets the state of step {run.snapshot.step}, which {holders or 'none'} of the peers that are here have"
-    )
+    many = f"{holders} or more" if holders >= following.SNAPSHOT_HOLDERS_MAX else holders or "none"
+    return f"{again}gets the state of step {run.snapshot.step}, which {many} of the peers that are here have"
 
 
 def _exclusions(run: Run) -> list[pb.ExcludedPeer]:

@@ -125,11 +125,18 @@ def model_of(config: RunConfig, exported: Path, state: Mapping[str, Tensor]) -> 
         return None
     named = SMALL_LLAMA if config.model.config is None else config.model.config
     if (exported / CONFIG).is_file():
-        named = with_vocabulary(named, json.loads((exported / CONFIG).read_bytes()).get("vocab_size"))
+        named = with_vocabulary(named, vocabulary_of(json.loads((exported / CONFIG).read_bytes())))
     try:
         return build(ModelSpec(named), config.seed, blank=True) if _fits(named, state) else None
     except ModelError:
         return None
+
+
+def vocabulary_of(exported: Mapping[str, Any]) -> Any:
+    """What a config.json says: some types of several parts are saved whole (Gemma 4), others as the text's part (Llama 4)."""
+    from node.model.spec import vocabulary_part
+
+    return exported.get("vocab_size", vocabulary_part(exported).get("vocab_size"))
 
 
 def _fits(named: Mapping[str, Any], state: Mapping[str, Tensor]) -> bool:
@@ -147,7 +154,7 @@ def vocabulary_difference(model: ModelConfig, exported: Path, state: Mapping[str
     named = SMALL_LLAMA if model.config is None else model.config
     if model.factory is not None or names_vocabulary(named) or not (exported / CONFIG).is_file():
         return None
-    size = json.loads((exported / CONFIG).read_bytes()).get("vocab_size")
+    size = vocabulary_of(json.loads((exported / CONFIG).read_bytes()))
     try:
         if type(size) is int and _fits(with_vocabulary(named, size), state):
             return None
@@ -248,7 +255,8 @@ def settings_difference(model: ModelConfig, exported: Path) -> str | None:
     Raises nothing for a config.json that is no configuration: that is a difference.
     """
     from node.export.model_folder import counts_padding
-    from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build_meta, configuration, settings_beside
+    from node.model import spec
+    from node.model.spec import ModelError, ModelSpec, build_meta, configuration, settings_beside
 
     if model.factory is not None:
         return (
@@ -256,17 +264,19 @@ def settings_difference(model: ModelConfig, exported: Path) -> str | None:
             if not (exported / CONFIG).exists()
             else f"holds {CONFIG}, and the run's model has none (model.factory)"
         )
-    named = SMALL_LLAMA if model.config is None else model.config
+    named = spec.SMALL_LLAMA if model.config is None else model.config
     try:
         text = json.loads((exported / CONFIG).read_bytes())
-        found = configuration(text).to_dict()
+        found, size = configuration(text).to_dict(), vocabulary_of(text)
+        if type(size) is int and size > 0:  # of a run that leaves it to the tokenizer: other keys may follow from it
+            named = spec.with_vocabulary(named, size)
         made = build_meta(ModelSpec(named))
         wanted, counts = settings_beside(named, made, found), counts_padding(made)
     except FileNotFoundError:
         return None  # weights alone: a program that loads them names the model itself
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, ModelError) as error:
         return f"{CONFIG} cannot be read: {error}"
-    leave = OF_AN_EXPORT if "vocab_size" in named else (*OF_AN_EXPORT, "vocab_size")
+    leave = OF_AN_EXPORT if spec.names_vocabulary(named) else (*OF_AN_EXPORT, "vocab_size")
     for key in sorted(wanted.keys() | found.keys()):
         if (key not in leave or (key == "pad_token_id" and counts)) and wanted.get(key) != found.get(key):
             return f"{CONFIG}: {key} is {found.get(key)!r}; the run has {wanted.get(key)!r}"

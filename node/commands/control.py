@@ -271,7 +271,7 @@ def uninstall(
 
     here = manager()
     ids = [it.run for it in here.installed()]
-    found = [one for one in ids if one.startswith(run or "")]
+    found = [one for one in ids if run is None or (run and one.startswith(run))]  # an unset variable names none
     if len(found) != 1:
         raise OperatorError(
             f"{len(found)} services fit {run or 'no name'!r}; installed are: {', '.join(ids) or 'none'}"

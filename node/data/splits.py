@@ -6,7 +6,7 @@ A folder has splits if some of its names say train, validation or test, as the h
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
@@ -46,8 +46,8 @@ def chosen(names: Sequence[PurePath], rows: Sequence[bool], split: str, root: st
     `root`: the folder's own name.
     """
     wanted = SPLITS.get(split, split)
-    twins = Counter(twin for twin, mark in set(map(_twin, names)) if mark)
-    marks = [split_of(name, has_rows or twins[_twin(name)[0]] > 1) for name, has_rows in zip(names, rows, strict=True)]
+    endings = _of_data_sets(names)
+    marks = [split_of(name, has_rows or _ending(name) in endings) for name, has_rows in zip(names, rows, strict=True)]
     folders = {folder for name, has_rows in zip(names, rows, strict=True) if has_rows for folder in name.parents}
     return [
         LeftOutReason.ABOUT
@@ -73,15 +73,28 @@ def split_of(name: PurePath, any_ending: bool) -> str:
 
 
 def _words(part: str) -> list[str]:
-    return re.split(r"[^a-z]+", re.sub(r"(held|hold)[^a-z]out", r"\1out", part))
+    return re.split(r"[^a-z]+", _joined(part))
 
 
-def _twin(name: PurePath) -> tuple[tuple[PurePath, tuple[str, ...]], str]:
-    """What a file's own name has in common with those of other splits, and its split: train.en is a twin of test.en."""
-    words = [] if PurePath(stem := inner_name(name)).suffix in NO_SPLIT_SUFFIXES else _words(stem)
-    mark = next((word for word in words if word in SPLITS), "")
-    rest = tuple(re.split(r"[a-z]+", stem)) + tuple(word for word in words if word != mark)
-    return (name.parent, rest), SPLITS.get(mark, "")
+def _joined(part: str) -> str:
+    return re.sub(r"(held|hold)[^a-z]out", r"\1out", part)
+
+
+def _ending(name: PurePath) -> tuple[PurePath, str]:
+    """Of a file in its folder."""
+    return name.parent, PurePath(inner_name(name)).suffix
+
+
+def _of_data_sets(names: Sequence[PurePath]) -> set[tuple[PurePath, str]]:
+    """Endings under which a folder has a split's file with a twin in another split: train.en and test.en, or train/a.en and
+    test/a.en. So test2016.en is no text to train on, either."""
+    twins = defaultdict[tuple[str, ...], dict[str, set[tuple[PurePath, str]]]](dict)
+    for name in names:
+        if (ending := _ending(name))[1] not in NO_SPLIT_SUFFIXES and (mark := split_of(name, True)):
+            parts = (inner_name(name), *(folder.lower() for folder in name.parent.parts))
+            common = (re.sub("[a-z]+", lambda it: "" if it[0] in SPLITS else it[0], _joined(part)) for part in parts)
+            twins[tuple(common)].setdefault(mark, set()).add(ending)
+    return {ending for marks in twins.values() if len(marks) > 1 for found in marks.values() for ending in found}
 
 
 PART: Final = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)

@@ -168,7 +168,7 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
     else:
         tensors, twins = own_tensors(model)
         save_file(tensors, folder / "model.safetensors", metadata={**twins, "format": "pt"})
-    if untrained := with_statistics(model):
+    if untrained := with_statistics(model, unseen=True):  # a program's own model may have those of its training
         card = {**card, "untrained": f"the statistics of {', '.join(untrained)}: pass batches in training mode first"}
     _to_continue(tokenizer.huggingface()).save_pretrained(folder)
     (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model), licence=licence), encoding="utf-8")

@@ -166,7 +166,8 @@ def _of_group(folder: Path) -> DeviceMemory | None:
     if not limits or used is None:
         return None
     stat = _numbers(folder / "memory.stat")
-    cached = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+    # as the kernel counts MemAvailable: a text that was copied and then read is active, and goes before a process is killed
+    cached = sum(stat.get(f"total_{kind}", stat.get(kind, 0)) for kind in ("active_file", "inactive_file"))
     return DeviceMemory(max(min(limits) - used + cached, 0), min(limits))
 
 

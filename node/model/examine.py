@@ -221,10 +221,12 @@ def _changes(model: nn.Module, before: Mapping[str, Tensor]) -> Iterator[str]:
         )
 
 
-def with_statistics(model: nn.Module) -> list[str]:
-    """The modules that keep statistics of the batches of a training in buffers, such as BatchNorm."""
+def with_statistics(model: nn.Module, *, unseen: bool = False) -> list[str]:
+    """The modules that keep statistics of the batches of a training in buffers (BatchNorm); `unseen`: of no batch yet."""
     found = [name for name, it in model.named_modules() if isinstance(getattr(it, "running_mean", None), Tensor)]
-    return [f"{type(model.get_submodule(name)).__name__} {name!r}" for name in found]
+    parts = {name: model.get_submodule(name) for name in found}
+    left = [name for name, it in parts.items() if not (unseen and bool(getattr(it, "num_batches_tracked", None)))]
+    return [f"{type(parts[name]).__name__} {name!r}" for name in left]
 
 
 def statistics_note(model: nn.Module) -> list[str]:

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -28,6 +29,7 @@ PROCESSES: Final = 2
 """One hash seed in two puts two words into the same order."""
 SECONDS_MAX: Final = 120.0
 """Of waiting for all of them: whoever waits for a dry run waits 300 s (`coordinator/commands/planning.py`)."""
+END_SECONDS_MAX: Final = 5.0
 TOLERANCE: Final = 1e-5
 """Of a tensor's norm."""
 TOLERANCE_OF_THREADS: Final = 1e-2
@@ -123,6 +125,9 @@ def _answer(given: dict[str, Any], hash_seed: str, threads: int, until: float) -
                 out, err = child.communicate(words, timeout=max(until - time.monotonic(), 0.0))
             finally:
                 child.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(END_SECONDS_MAX)
+                child.kill()  # it ignores the signal, as its parents may do; nothing to do with one that has ended
     except subprocess.TimeoutExpired:
         return {"error": f"that took more than {SECONDS_MAX:g} s"}
     except OSError as error:

@@ -208,10 +208,11 @@ def configuration(config: Mapping[str, Any]) -> Any:
 
 def names_vocabulary(config: Mapping[str, Any]) -> bool:
     """Whether a configuration says itself how many ids there are."""
-    return "vocab_size" in config or "vocab_size" in _text_of(config)
+    return "vocab_size" in config or "vocab_size" in vocabulary_part(config)
 
 
-def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def vocabulary_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text's part of a configuration of several parts; empty for any other."""
     found = config.get(TEXT)
     return found if isinstance(found, Mapping) else {}
 
@@ -226,7 +227,7 @@ def with_vocabulary(config: Mapping[str, Any], vocabulary: int) -> dict[str, Any
         return {"vocab_size": vocabulary, **config}
     if "vocab_size" in {*kind.attribute_map, *(key.name for key in fields(kind))} or TEXT not in kind.sub_configs:
         return {"vocab_size": vocabulary, **config}
-    return {**config, TEXT: {"vocab_size": vocabulary, **_text_of(config)}}
+    return {**config, TEXT: {"vocab_size": vocabulary, **vocabulary_part(config)}}
 
 
 def _with_floats(value: Any) -> Any:

@@ -273,7 +273,7 @@ class Reporter:
         self._view, self._runtime = view, runtime
         self._telling = False
         self._unanswered: dict[int, _Quiet] = {}
-        self._unheard, self._refused = Waits(), Again()
+        self._unheard, self._refused, self._waking = Waits(), Again(), False
         self._answers = True  # False: a stream ended with quiet reports, and only an answer tells why
 
     def pause(self) -> None:
@@ -361,9 +361,10 @@ class Reporter:
     def _answered(self, facts: list[Fact], response: pb.ReportResponse) -> None:
         """Mark the facts that the coordinator has; this peer reports the others again."""
         unheard: list[Fact] = [*self._publication.answered(facts, response.announcement_taken)]
-        if unheard:
+        if unheard and not self._waking:  # one at a time, whatever else is reported meanwhile
+            self._waking = True
             self._runtime.spawn(self._wake_later(self._unheard.next()))
-        elif any(isinstance(fact, Published) for fact in facts):
+        elif not unheard and any(isinstance(fact, Published) for fact in facts):
             self._unheard.reset()
         unheard += self._outbox.name(mask_from_bytes(response.unclear))
         self._outbox.sent([fact for fact in facts if fact not in unheard])
@@ -389,4 +390,5 @@ class Reporter:
 
     async def _wake_later(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+        self._waking = False
         self._outbox.wake()

@@ -6,6 +6,7 @@ Refuses to move the model by any other hand than the swarm's.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
@@ -292,7 +293,8 @@ class SwarmOptimizer(torch.optim.Optimizer):
                 loss = closure()
             self.report(loss, *self._figures)
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        if not unscale(found, scale, self.param_groups[0]["params"], None):
+        finite = all(map(math.isfinite, self._losses))  # else the run has perhaps diverged, and is told
+        if not unscale(found, scale, self.param_groups[0]["params"], None) and finite:
             self._take()
             return loss
         if not self._losses:

@@ -15,7 +15,7 @@ from coordinator.clock.effects import EntryCommitted, TickOpened
 from coordinator.clock.events import Disconnected, TimerFired
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import event_loop as runtime_module
-from coordinator.serving import following, sessions, throttled_log
+from coordinator.serving import following, hub, sessions, throttled_log
 from protos import calls, limits
 from protos.calls import BehindError, SessionLostError, fetch_certificate
 from protos.envelope import NO_RUN, Kind, seal
@@ -234,6 +234,8 @@ async def test_status_says_why_a_peer_has_no_votes(tmp_path: Path) -> None:
         run = replace(before, head_step=12, peers={**before.peers, bob.key: late}, snapshots=(snapshot_at(10),))
         here.runtime.run = run
         assert (await why())[bob.key] == "gets the state of step 10, which none of the peers that are here have"
+        few, all_that_are_named = (hub._idle(run, late, number) for number in (15, 16))
+        assert ("which 15 of the peers" in few, "which 16 or more of the peers" in all_that_are_named) == (True, True)
         here.runtime.run = replace(run, peers={**run.peers, bob.key: replace(late, applied_step=3)})
         assert (await why())[bob.key] == "9 steps behind"
 

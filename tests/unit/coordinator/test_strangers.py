@@ -384,11 +384,18 @@ def test_a_run_whose_peers_all_have_nan_says_so() -> None:
         text.feed(Reported(key(n), abstained=(1, "shard 0 is at 40 %"), not_finite=False))
     assert "(shard 0 is at 40 %)" in text.run.reason
     assert "diverged" not in text.run.reason, "peers that have no text yet have nothing to go back from"
-    text.feed(Reported(key(1), abstained=(1, "the loss is nan"), not_finite=True))
-    assert (
-        "1 of them because the loss or gradient is not finite (the loss is nan): the run has diverged"
-        in text.run.reason
-    )
+    for others, words in enumerate(["if that of the others is not, the", "if that of the others is not, the", "the"]):
+        text.feed(Reported(key(others), abstained=(1, "the loss is nan"), not_finite=True))
+        why = f"{others + 1} of them because the loss or gradient is not finite (the loss is nan)"
+        assert f"{why}: {words} run has diverged" in text.run.reason, "one machine's NaN is not the run's"
+    rests = begun(*HONEST)
+    rests.feed(Reported(key(2), abstained=(1, "the loss is nan"), not_finite=True))
+    step(rests, 0, 1)
+    rests.feed(Reported(key(2), paused=True))
+    for n in (0, 1):
+        rests.feed(Reported(key(n), abstained=(2, "shard 0 is at 40 %"), not_finite=False))
+    assert "abstain from step 2" in rests.run.reason
+    assert "not finite" not in rests.run.reason, "nor is that of a step before"
     one = begun(*HONEST)
     one.feed(Reported(key(2), abstained=(1, "the gradient is not finite")))
     step(one, 0, 1)

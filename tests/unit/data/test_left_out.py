@@ -216,6 +216,21 @@ def test_splits_of_packed_text_and_by_other_words_are_not_trained_on_either(tmp_
         "the endings of languages are many: a twin of train says it"
     )
     assert read(mine, "validation") == (["no", "no"], {"split": 4})
+    put(mine, {"test2016_flickr.en": "no", "newstest2016.en": "news", "the.test.of.time.epub": "a book"})
+    assert read(mine) == (["src", "news", "a book", "de", "en"], {"split": 4}), (
+        "one twin says it of each name of its ending"
+    )
+    places = {
+        "train/train.en": "en",
+        "test/test.en": "no",
+        "data/train/1.de": "de",
+        "data/dev/1.de": "no",
+        "data/dev/2.de": "no",
+    }
+    code = {"train/test_driver.c": "c", "train/train.c": "c", "val.py": "py", "testament.txt": "old", "dev/1.fr": "fr"}
+    apart = put(tmp_path / "apart", {**places, **code})
+    assert sorted(read(apart)[0]) == ["c", "c", "de", "en", "fr", "old", "py"]
+    assert read(apart)[1] == {"split": 3}
     beside = put(tmp_path / "beside", {"train.jsonl": ROWS, "README.md.gz": gzip.compress(b"# Card")})
     assert read(beside) == (ROW_TEXTS, {"about": 1})
 

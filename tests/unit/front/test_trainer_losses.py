@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -63,13 +64,23 @@ def test_a_scaler_s_infinity_is_a_step_without_votes_and_its_loss_is_none_of_the
     peer = Peer(Line())
     optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for rows in (torch.full((3,), 3e38), torch.tensor([1.0, 2.0, 4.0])):
+    for rows in (torch.tensor([3e38, 0.0, 0.0]), torch.tensor([1.0, 2.0, 4.0])):
         optimizer.zero_grad()
         scaler.scale(peer.model(rows).loss).backward()
         scaler.step(optimizer)
         scaler.update()
     assert (peer.losses, peer.shares, scaler.get_scale()) == ([7.0], 3, 512.0)
     assert torch.equal(peer.model.weight.grad, torch.tensor([1.0, 2.0, 4.0])), "the gradient has no scale any more"
+
+
+def test_a_loss_that_is_none_is_given_to_the_run_whatever_the_scaler_found() -> None:
+    """Others see a run that has diverged: its peers said that their programs had no gradient."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(peer.model(torch.full((3,), math.nan)).loss).backward()
+    scaler.step(optimizer)
+    assert ([str(loss) for loss in peer.losses], peer.shares) == (["nan"], 2)
 
 
 def test_parameters_that_the_run_has_not_are_refused() -> None:

@@ -169,6 +169,9 @@ def test_statistics_of_a_program_s_training_are_told_and_an_export_says_that_the
     assert (
         "| untrained | the statistics of BatchNorm2d 'norm': pass batches in training mode first |" in card.read_text()
     )
+    own = faulty.Pictures("batch").train()  # of a program that has trained it, and is the peer that exports
+    own.norm(own.kernel(torch.ones(2, 3, 8, 8)))
+    assert "untrained" not in (export(own, ByteTokenizer(), tmp_path / "own", {}) / CARD).read_text()
 
 
 @pytest.mark.usefixtures("built_here_alone")

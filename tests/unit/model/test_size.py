@@ -95,7 +95,7 @@ def test_free_memory_is_the_machines_within_its_containers(tmp_path: Path) -> No
     assert main_memory(meminfo, groups, tmp_path) == DeviceMemory(600 * KIB, 1000 * KIB)
     (tmp_path / "memory.max").write_text("300000\n")
     (tmp_path / "memory.current").write_text("250000\n")
-    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 50000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 20000\nactive_file 30000\n")
     assert main_memory(meminfo, groups, tmp_path) == DeviceMemory(100_000, 300_000)
     here = room_of(torch.device("cpu"))
     assert 0 < here.free <= here.total

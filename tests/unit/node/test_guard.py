@@ -1,6 +1,7 @@
 """A guarded command ends with the process that started it, however that one ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from node.model import other_process
+from node.model.spec import ModelSpec
 from protos import guard
 
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
@@ -96,3 +99,18 @@ def test_a_process_that_builds_ends_with_the_one_that_asked(tmp_path: Path) -> N
         child = int(written.read_text())
         parent.kill()
     assert until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+@LINUX_ONLY
+def test_a_process_that_builds_ends_though_it_ignores_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a supervisor that ignores it, all children do: a slow build was waited for without an end."""
+    (tmp_path / "slow.py").write_text("import time\n\n\ndef model():\n    time.sleep(1000)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(other_process, "SECONDS_MAX", 1.0)
+    monkeypatch.setattr(other_process, "END_SECONDS_MAX", 0.0)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        told = other_process.compare_elsewhere(ModelSpec(factory="slow:model"), 1, {}, "model")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "that took more than 1 s" in told

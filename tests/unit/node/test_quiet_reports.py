@@ -188,6 +188,26 @@ async def test_an_announcement_that_nobody_takes_is_told_more_and_more_rarely(mo
         await until(lambda: coordinator.asked[-1].HasField("announcement"))
 
 
+async def test_what_is_reported_meanwhile_begins_no_second_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each report of another fact began one more wait, each of which ended in a report that began the next, for ever."""
+    begun = list[float]()
+    async with reporting(monkeypatch) as (coordinator, outbox):
+        monkeypatch.setattr(Counted, "next", lambda self, most=None: begun.append(1.0) or 3600.0)
+        coordinator.not_taken = "payload of step 1: none is open"
+        outbox.announce(1, envelope_pb2.SignedEnvelope(body=b"votes").SerializeToString())
+        await until(lambda: bool(coordinator.asked))
+        for step in range(1, 6):
+            before = len(coordinator.asked)
+            outbox.add_applied(step, RUN)
+            await until(lambda before=before: len(coordinator.asked) > before)  # type: ignore[misc]
+        outbox.pause(True)
+        await until(lambda: coordinator.asked[-1].HasField("paused"))
+        assert len(begun) == 1
+        before = len(coordinator.asked)
+        outbox.open_step(tick(attempt=2))
+        await until(lambda: len(coordinator.asked) > before)  # at once, though the wait is an hour
+
+
 async def test_after_many_quiet_reports_an_answer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "UNANSWERED_MAX", 2)
     async with reporting(monkeypatch) as (coordinator, outbox):

@@ -184,6 +184,8 @@ def test_install_status_and_uninstall(noted: Path, tmp_path: Path) -> None:
     assert (found["run"], found["state"]) == (RUN, "active")
     assert "started again 2 times" in found["detail"]
 
+    with pytest.raises(OperatorError, match=f"0 services fit 'no name'; installed are: {RUN}"):
+        run("uninstall", "")  # of a variable that is not set
     assert run("uninstall")[0] == 0
     assert f"systemctl --user disable --now {unit}" in noted.read_text()
     assert not Path(told["file"]).exists()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coordinator.commands.created import model_start
 from node.__main__ import app
 from node.archive import files
-from node.archive.confirmed import first_difference, model_of, settings_difference
+from node.archive.confirmed import first_difference, model_of, settings_difference, vocabulary_difference
 from node.building import PIECES, folder_of
 from node.commands.start_from import INDEX, WEIGHTS, check_alike, check_out, load_weights, start_from, write_out
 from node.config import PeerSettings
@@ -116,10 +116,11 @@ ELSEWHERE = [
         "text_config": {**SMALL, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 2},
     },
     {"model_type": "moshi", **SMALL, "num_key_value_heads": 2},
+    {"model_type": "fuyu", "text_config": {**SMALL, "model_type": "persimmon"}},
 ]
 """Types whose files have other names, shapes or settings than the model: experts one by one, an earlier name of a head, a tied
 table under its second name, infinity in config.json, a decoder's own settings, a buffer that is saved, the text's part of a
-type of several parts, settings that a file says in another way."""
+type of several parts, settings that a file says in another way, a type of several parts that is saved whole."""
 
 
 def without_vocabulary(config: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +141,11 @@ def test_an_export_of_each_kind_of_type_begins_a_run_and_is_confirmed(tmp_path: 
     state = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
     assert first_difference(state, folder, lambda: model_of(run, folder, state)) is None
     assert settings_difference(run.model, folder) is None
+    wide = RunConfig(model=ModelConfig(config=without_vocabulary(config)))
+    assert settings_difference(wide.model, folder) is None, (
+        "other keys may follow from a vocabulary that the run leaves open"
+    )
+    assert vocabulary_difference(wide.model, folder, state) is None
     assert (
         first_difference({**state, "more": torch.ones(2)}, folder, lambda: model_of(run, folder, state)) == "lacks more"
     )
@@ -148,7 +154,6 @@ def test_an_export_of_each_kind_of_type_begins_a_run_and_is_confirmed(tmp_path: 
     assert "differs from the replayed weights" in str(
         first_difference(state, folder, lambda: model_of(run, folder, state))
     )
-    wide = RunConfig(model=ModelConfig(config=without_vocabulary(config)))
     (folder / "config.json").write_text(json.dumps({"vocab_size": 1 << 40}))
     assert model_of(wide, folder, state) is None, "a stranger's folder takes no memory"
     save_file({**weights(folder), "extra": torch.zeros(1)}, folder / WEIGHTS)
