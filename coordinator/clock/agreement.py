@@ -22,7 +22,7 @@ from coordinator.clock.effects import (
     SnapshotFact,
     Withdrawn,
 )
-from coordinator.clock.state import DIGEST_STEPS_KEPT, SNAPSHOT_STEPS_KEPT, Outcome, PeerPhase, Run
+from coordinator.clock.state import DIGEST_STEPS_KEPT, Outcome, PeerPhase, Run
 from coordinator.clock.value_copy import replace
 from protos.identity import short
 
@@ -64,7 +64,7 @@ def stored(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
     known = next((agreed for agreed in run.snapshots if agreed.step == fact.step), None)
     if known is not None:
         reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
-        run = replace(run, reported_snapshots={**run.reported_snapshots, fact.step: reports})
+        run = memory.with_reported(run, {**run.reported_snapshots, fact.step: reports})
         if fact != known:
             return _resync(run, {public_key: "another snapshot is agreed"}, fact.step)
         return run, []
@@ -75,9 +75,7 @@ def stored(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
     if not run.snapshot_is_due(fact.step):
         return run, [Refuse(public_key, f"snapshot of step {fact.step}: none is due there")]
     reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
-    reported = {**run.reported_snapshots, fact.step: reports}
-    newest = sorted(reported)[-SNAPSHOT_STEPS_KEPT:]
-    run = replace(run, reported_snapshots={step: reported[step] for step in newest})
+    run = memory.with_reported(run, {**run.reported_snapshots, fact.step: reports})
     return agree_snapshot(run, fact.step)
 
 

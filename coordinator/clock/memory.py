@@ -6,7 +6,7 @@ record (connected peers, holders) are reported again by the peers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from coordinator.clock import holder_counts, operator_orders, rules, run_changes, trust
 from coordinator.clock.effects import (
@@ -29,6 +29,7 @@ from coordinator.clock.effects import (
     RunResumed,
     SettingsChanged,
     SnapshotAgreed,
+    SnapshotFact,
     TicketMade,
     TicketRevoked,
     TicketUsed,
@@ -211,7 +212,15 @@ def _remember_snapshot(run: Run, record: SnapshotAgreed) -> Run:
     others = [fact for fact in run.snapshots if fact.step != record.snapshot.step]
     snapshots = tuple(sorted([*others, record.snapshot], key=lambda fact: fact.step)[-SNAPSHOTS_KEPT:])
     kept = {s: r for s, r in run.reported_snapshots.items() if s >= snapshots[0].step}
-    return replace(run, snapshots=snapshots, reported_snapshots=dict(sorted(kept.items())[-SNAPSHOT_STEPS_KEPT:]))
+    return with_reported(replace(run, snapshots=snapshots), kept)
+
+
+def with_reported(run: Run, reported: Mapping[int, Mapping[bytes, SnapshotFact]]) -> Run:
+    """The run with these reports of snapshots: of the newest agreed one, whose holders joiners need however long no other is
+    agreed (the anchor is away), and of the SNAPSHOT_STEPS_KEPT newest steps besides."""
+    agreed = -1 if run.snapshot is None else run.snapshot.step
+    newest = sorted(step for step in reported if step != agreed)[-SNAPSHOT_STEPS_KEPT:]
+    return replace(run, reported_snapshots={s: reported[s] for s in sorted(reported) if s == agreed or s in newest})
 
 
 def _remember_withdrawal(run: Run, record: Withdrawn) -> Run:

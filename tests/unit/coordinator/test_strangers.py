@@ -9,6 +9,7 @@ from coordinator.clock.effects import EndStream, NoticeKind, SendNotice, SendTic
 from coordinator.clock.events import Claim, Connected, Disconnected, Reported, TicketAsked, TimerFired, WithdrawalAsked
 from coordinator.clock.state import Peer, PeerPhase, Phase
 from coordinator.clock.trust import Standing
+from coordinator.serving import following
 from protos.identity import peer_id
 from protos.invite import Ticket
 from protos.run_config import RunConfig, TrustConfig
@@ -103,6 +104,30 @@ def test_a_peer_that_is_merely_ready_does_not_choose_the_snapshot() -> None:
     assert harness.run.snapshot == snapshot_at(2)
     assert harness.run.agreed_digests[2] == digest_of(2)
     assert not set(resynced(harness)) & {key(n) for n in HONEST}
+
+
+@pytest.mark.parametrize("periods", [3, 5])
+def test_holders_of_the_agreed_snapshot_are_known_however_long_the_anchor_is_away(periods: int) -> None:
+    """After four snapshots that nobody agreed on, joiners were sent to nobody for the one that is agreed."""
+    harness = begun(*HONEST, anchor=True)
+    for _ in range(2):
+        step(harness, *HONEST, also=(ANCHOR,))
+        applies(harness, *HONEST, ANCHOR)
+    stores(harness, *HONEST, ANCHOR)
+    assert harness.run.snapshot == snapshot_at(2)
+    harness.feed(Disconnected(key(ANCHOR)))
+    for _ in range(2 * periods):
+        step(harness, *HONEST)
+        applies(harness, *HONEST)
+        if harness.run.head_step % 2 == 0:
+            stores(harness, *HONEST)
+    assert harness.run.snapshot == snapshot_at(2), "the anchor has stored no other"
+    holders = following.snapshot_ref(harness.run, snapshot_at(2)).holders
+    assert sorted(holders) == sorted(map(key, HONEST))
+    comes(harness, ANCHOR, anchor=True)
+    applies(harness, ANCHOR)
+    stores(harness, ANCHOR)
+    assert harness.run.snapshot == snapshot_at(harness.run.head_step)
 
 
 @pytest.mark.parametrize("anchor", [False, True])
