@@ -50,9 +50,7 @@ class Payloads:
         self._total = sum(self._sizes.values())
         self._recent: OrderedDict[bytes, bytes] = OrderedDict()
         self._recent_bytes = 0
-        self._mine: set[bytes] = (
-            set()
-        )  # of this peer, as far as it has been told: those of an earlier life are in the log
+        self._mine = set[bytes]()  # as far as this peer knows: the log names those of an earlier life
         self._own = (b"", b"")  # the hash and the bytes of the peer's own last payload, which is not in `_recent`
         self.dropped_step = 0
         """The newest step whose payloads were deleted to make room, although a joiner might need them; 0: no step."""
