@@ -32,7 +32,7 @@ from protos.mistakes import REMOVED
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
 from protos.text import as_line, print_json
-from protos.version import add_about
+from protos.version import Program, add_about
 
 web_app = typer.Typer(
     help="Log in at the operator's page, where runs are made and steered in a browser.", no_args_is_help=True
@@ -65,6 +65,7 @@ def login(home: Home = None, as_json: Json = False) -> None:
 GC_THRESHOLD = 50_000, 20, 20
 """Of Python's garbage collector: objects that are made and not freed before it looks at the youngest, and so on."""
 app = typer.Typer(
+    cls=Program,
     help="Keep the clock and the log of swarmentum runs. A small machine that peers can reach is enough; no GPU is needed.",
     epilog=EXIT_CODES,
     no_args_is_help=True,

@@ -36,9 +36,10 @@ from node.imports import many_imports
 from protos.console import configure_logging, exit_with
 from protos.process import leaving_at_once
 from protos.text import print_json
-from protos.version import add_about
+from protos.version import Program, add_about
 
 app = typer.Typer(
+    cls=Program,
     help="Train one model together with other people's machines, over ordinary internet.",
     epilog=EXIT_CODES,
     no_args_is_help=True,

@@ -13,7 +13,7 @@ import json
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -85,6 +85,34 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "missing"
     return found | {"system": f"{platform.system()} {platform.machine()}"}
+
+
+PEER, COORDINATOR = "swarmentum", "swarmentum-coordinator"
+PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
+    PEER: (
+        *("join", "doctor", "me", "leave", "set", "relay", "status", "watch", "runs", "export", "evaluate", "settings"),
+        *("audit-folder", "export-page", "demo", "verify", "mirror", "ledger", "export-log", "layout", "start-from"),
+        *("service", "data"),
+    ),
+    COORDINATOR: ("run", "invite", "peer", "snapshot", "order", "serve", "health", "backup", "restore"),
+}
+"""Commands that one of the programs alone has, not to be looked for in vain in the other one."""
+
+
+class Program(TyperGroup):
+    """A program that says where a command is that it lacks: in a group of its own, or in the other program."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As the base does; an unknown command ends with exit code 2."""
+        if args and args[0] not in self.commands and (places := self._places(args[0])):
+            ctx.fail(f"No such command {args[0]!r}: it is {' or '.join(f'`{place}`' for place in places)}.")
+        return super().resolve_command(ctx, args)
+
+    def _places(self, word: str) -> list[str]:
+        groups = {name: group for name, group in self.commands.items() if isinstance(group, TyperGroup)}
+        own = COORDINATOR if "serve" in self.commands else PEER
+        inside = [f"{own} {name} {word}" for name, group in groups.items() if word in group.commands]
+        return inside + [f"{program} {word}" for program, words in PROGRAMS.items() if program != own and word in words]
 
 
 def add_about(app: typer.Typer, panel: str | None = None) -> None:

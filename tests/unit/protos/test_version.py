@@ -4,7 +4,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+import coordinator.__main__
+import node.__main__
 from node.link.client import check_genesis
 from protos import version
 from protos.errors import OperatorError
@@ -71,3 +75,32 @@ def test_old_programs_keep_the_run_id_of_a_genesis_with_the_new_field() -> None:
     """A field that a program does not know stays in the bytes that it hashes."""
     data = genesis(1, "0.1.0").SerializeToString(deterministic=True)
     assert coordinator_pb2.ListRunsBody.FromString(data).SerializeToString(deterministic=True) == data
+
+
+def test_each_program_knows_the_commands_of_the_other_one() -> None:
+    of = {
+        version.PEER: set(typer.main.get_command(node.__main__.app).commands),  # type: ignore[attr-defined]
+        version.COORDINATOR: set(typer.main.get_command(coordinator.__main__.app).commands),  # type: ignore[attr-defined]
+    }
+    for program, words in version.PROGRAMS.items():
+        assert set(words) <= of[program]
+        (other,) = of.keys() - {program}
+        assert not set(words) & of[other]
+        hidden = {"push", "owner"}
+        inside = {"pause", "resume", "finish", "anchor", "web", "version", "help"}
+        assert of[program] - of[other] - set(words) - hidden <= inside
+
+
+@pytest.mark.parametrize(
+    ("app", "word", "said"),
+    [
+        (node.__main__.app, "run", "No such command 'run': it is `swarmentum-coordinator run`."),
+        (coordinator.__main__.app, "join", "No such command 'join': it is `swarmentum join`."),
+        (coordinator.__main__.app, "pause", "No such command 'pause': it is `swarmentum-coordinator run pause`."),
+        (node.__main__.app, "jion", "No such command 'jion'. Did you mean 'join'?"),
+    ],
+)
+def test_a_command_of_the_other_program_is_named_with_it(app: typer.Typer, word: str, said: str) -> None:
+    result = CliRunner().invoke(app, [word, "create"], env={"TERM": "dumb", "COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert said in result.output
