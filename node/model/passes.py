@@ -38,13 +38,22 @@ class PassError(Exception):
     """A pass of the model fails; the text says at how many tokens, and how."""
 
 
+_DROPOUT: Final = (
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout),
+    *(F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+)
+
+
 class WithoutDropout(TorchFunctionMode):
     """Dropout changes nothing, so that two passes differ by their tokens alone."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout):
+        if func in _DROPOUT:
             return args[0] if args else kwargs["input"]
+        if func is F.rrelu:
+            kwargs["training"] = False
+            args = args[:3]
         if func is F.scaled_dot_product_attention:
             kwargs["dropout_p"] = 0.0
             args = args[:4]

@@ -16,7 +16,7 @@ the QR of orthogonal initialisers, permutations. Runs with such draws agree on s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -120,6 +120,32 @@ class NotDrawn(Mode):  # type: ignore[no-untyped-call]
             return result
         self.drew_others |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {})) if in_place else result
+
+
+class MiddleDraws(Mode):  # type: ignore[no-untyped-call]
+    """Inside, a draw gives the middle of its distribution everywhere: noise, and dropout of a model's own. Whole numbers,
+    permutations and rarer distributions are drawn as ever."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(result, torch.Tensor):
+            return result
+        middle = _middle_of(func, args, kwargs or {})
+        return result if middle is None else result.copy_(torch.as_tensor(middle).expand(result.shape))
+
+
+def _middle_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> float | torch.Tensor | None:
+    """The median of what an operator draws, or None for an operator that is not covered."""
+    if (scale := _draw_of(func, args, kwargs)) is not None:
+        kind, offset, width = scale
+        return offset if kind == "normal" else offset + width / 2
+    name, second = func.overloadpacket, args[1] if len(args) > 1 else None
+    if name is aten.exponential_:
+        return math.log(2) / float(kwargs.get("lambd", second or 1.0))
+    if name in (aten.bernoulli, aten.bernoulli_):
+        alone = args[0] if name is aten.bernoulli else 0.5
+        return torch.as_tensor(kwargs.get("p", alone if second is None else second)).ge(0.5)
+    return kwargs.get("mean", args[0] if args else None) if name is aten.normal else None
 
 
 def _draw_of(func: Any, args: Any, kwargs: Any) -> tuple[str, float, float] | None:

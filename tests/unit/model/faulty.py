@@ -97,6 +97,34 @@ class Drawing(Sound):
                 return nn.functional.dropout(seen, 0.5, training=self.training)
 
 
+class Noisy(Sound):
+    """Draws numbers of its own in training, different ones for each sample: noise, stochastic depth, dropout by hand."""
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        seen = super().mixed(seen)
+        if not self.training:
+            return seen
+        depth = (len(seen), 1, 1)
+        match self.kind:
+            case "depth":
+                return seen * seen.new_empty(depth).bernoulli_(0.9) / 0.9
+            case "depth by rand":
+                return seen * (0.9 + torch.rand(depth)).floor() / 0.9
+            case "mask":
+                return seen * (torch.rand_like(seen) > 0.1) / 0.9
+            case "bernoulli":
+                return seen * torch.bernoulli(torch.full_like(seen, 0.9)) / 0.9
+            case "noise":
+                return seen + 0.1 * torch.randn_like(seen) + torch.normal(0.0, 0.1, seen.shape)
+            case "distribution":
+                return seen + torch.distributions.Normal(seen, 0.1).sample()
+            case "gumbel":
+                return seen * nn.functional.gumbel_softmax(seen)
+            case "slopes":
+                return nn.functional.rrelu(nn.functional.alpha_dropout(seen, 0.1, training=True), training=True)
+        return seen + 0.1 * torch.randn_like(seen) - seen.mean(0, keepdim=True)
+
+
 class Capacity(Sound):
     """An expert that takes four tokens of a batch, the first ones that want it."""
 
@@ -259,7 +287,7 @@ class Pictures(nn.Module):
 KINDS = {
     kind.__name__: kind
     for kind in (
-        *(Sound, LookingAhead, Remembering, Drawing, Capacity, Cut, Answering, Experts, Kept),
+        *(Sound, LookingAhead, Remembering, Drawing, Noisy, Capacity, Cut, Answering, Experts, Kept),
         *(Shifting, Twofold, Blockwise, ByName, Pictures),
     )
 }
