@@ -279,7 +279,8 @@ class SendSumRequest:
 
 @dataclass(frozen=True)
 class SendAnnouncement:
-    """Send `to`, which holds another payload of an author, the announcement that the coordinator has from this author."""
+    """Send `to` the announcement that the coordinator has from an author: of `to` itself, which comes back in an open step, or
+    of one whose other payload `to` holds."""
 
     envelope: bytes
     to: bytes

@@ -18,6 +18,7 @@ from coordinator.clock.effects import (
     PeerLeft,
     PeerReadmitted,
     Refuse,
+    SendAnnouncement,
     SendNotice,
     SendTick,
     TicketMade,
@@ -110,6 +111,10 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
         run = run_changes.with_peer(run, syncing)
     if run.step is not None:
         left = max(run.step.deadline_at_ms - now_ms, 0)
+        claim = run.step.claims.get(public_key)
+        announced = run.step.earlier.get(public_key) if claim is None else claim.envelope
+        if announced is not None:  # a peer may have its key alone, on a new disk
+            effects.append(SendAnnouncement(announced, to=public_key))
         effects += [SendTick(run.step.tick, left, to=public_key), *aggregation.request_for(run, public_key)]
     elif run.finished_told:
         effects.append(SendNotice(NoticeKind.FINISHED, run.reason, run.snapshot, to=public_key))

@@ -56,7 +56,7 @@ from protos import accounts
 from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
 from protos.evaluation import reopen_evaluation
-from protos.limits import POOL_RANGES_MAX
+from protos.limits import POOL_RANGES_MAX, ROSTER_PEERS_MAX
 from protos.log import Entry
 from protos.orders import End, SignedOrder, order_id
 from protos.tick import Tick
@@ -259,7 +259,9 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
 def _carry_over(before: OpenStep, opened: OpenStep) -> OpenStep:
     """Claims of peers that are still in the roster stay, and so do the holdings of these claims."""
     claims = {key: claim for key, claim in before.claims.items() if key in opened.tick.places}
-    return holder_counts.carried_over(before, replace(opened, claims=claims))
+    gone = {key: claim.envelope for key, claim in before.claims.items() if key not in claims}
+    earlier = dict([*before.earlier.items(), *gone.items()][-ROSTER_PEERS_MAX:])
+    return holder_counts.carried_over(before, replace(opened, claims=claims, earlier=earlier))
 
 
 def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:

@@ -191,7 +191,8 @@ class OpenStep:
     the time at which most of the awaited peers were counted (0: not yet). Three fields follow from others, and are kept
     because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holder_counts.py`), and
     `masks` has the authors whose slice each range's quorum holds.
-    `checked` is the last mask of a report, with its digest. `summing`: the votes that count are decided, and not yet added up.
+    `checked` is the last mask of a report, with its digest. `earlier` has the announcements (envelopes by author) of members
+    of earlier attempts that are none now. `summing`: the votes that count are decided, and not yet added up.
     """
 
     tick: Tick
@@ -213,6 +214,7 @@ class OpenStep:
     masks: tuple[int, ...] = ()
     checked: tuple[int, bytes] = (0, b"")
     abstained: Mapping[bytes, str] = field(default_factory=dict)
+    earlier: Mapping[bytes, bytes] = field(default_factory=dict)
     summing: Summing | None = None
 
     @property

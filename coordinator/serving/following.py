@@ -225,7 +225,7 @@ def changed_of(run: Run) -> list[pb.ChangedSetting]:
 
 
 def for_one(effect: SendSumRequest | SendAnnouncement) -> pb.FollowResponse:
-    """The votes that an aggregator is to add up, or another announcement than a peer has heard."""
+    """The votes that an aggregator is to add up, or an announcement: its own, or another one than it has heard."""
     if isinstance(effect, SendAnnouncement):
         return pb.FollowResponse(announcement=envelope_pb2.SignedEnvelope.FromString(effect.envelope))
     votes = contributions_body(effect.contributions)

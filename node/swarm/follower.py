@@ -28,7 +28,7 @@ from node.swarm.facts import (
 )
 from node.swarm.membership import Membership, Neighbours
 from node.swarm.outbox import Outbox
-from node.swarm.publication import Reporter
+from node.swarm.publication import Publication, Reporter
 from node.swarm.runtime import Runtime, View
 from node.swarm.vote_sums import Aggregator, Auditor
 from protos import limits
@@ -83,6 +83,7 @@ class Follower:
         neighbours: Neighbours,
         connections: Connections,
         outbox: Outbox,
+        publication: Publication,
         reporter: Reporter,
         snapshots: AgreedSnapshots,
         patience_seconds: float,
@@ -94,6 +95,7 @@ class Follower:
         self._aggregator, self._auditor, self._membership = aggregator, auditor, membership
         self._neighbours, self._connections = neighbours, connections
         self._outbox, self._reporter, self._snapshots = outbox, reporter, snapshots
+        self._publication = publication
         self._patience_seconds = patience_seconds
         self._view, self._runtime = view, runtime
         self._agreed = 0
@@ -178,10 +180,15 @@ class Follower:
         self._reporter.resume()
         if what == "tick":
             await self._handle_tick(event.tick)
-        elif (
-            what == "announcement"
-        ):  # it contradicts a payload that this peer holds; this peer takes it as if it were gossiped
-            self._listener.hear(event.announcement.SerializeToString(deterministic=True))
+        elif what == "announcement":
+            data = event.announcement.SerializeToString(deterministic=True)
+            if event.announcement.public_key != self._public_key:
+                self._listener.hear(data)  # it contradicts a payload that this peer holds: taken as if it were gossiped
+                return
+            try:
+                await self._publication.take_back(data)
+            except Refusal as refusal:
+                self._runtime.refused(refusal)
         elif what == "sum":
             try:
                 self._aggregator.asked(event.sum)

@@ -169,6 +169,14 @@ class Publication:
         await self._aside(self._last_announcement.keep, signed)
         return signed
 
+    async def take_back(self, data: bytes) -> None:
+        """Take over what an earlier life of this peer announced, as the coordinator has it: with its key alone, in a new home,
+        this peer would announce another payload. Raises Refusal, DiskError."""
+        _, body = open_announcement(data, run_id=self._run_id, author=self._identity.public_key)
+        last = self._last_announcement.value
+        if body.step > max(self._view.step, 0 if last is None else last.step):
+            await self._aside(self._last_announcement.keep, SignedAnnouncement(body.step, body.payload_sha256, data))
+
     def shown(self, sha256: bytes) -> bytes | None:
         """A payload of any author, for any peer that asks; None for the payload that this peer withholds."""
         if self._withheld is not None and sha256 == self._withheld.payload_sha256:
@@ -217,10 +225,8 @@ class Publication:
 
     def _own(self, step: int) -> bytes | None:
         """The payload that this peer announced for this step, if it is here."""
-        last = self._last_announcement.value
-        if last is None or last.step != step:
-            return None
-        return self._payloads.whole(last.payload_sha256, self._view.ranges)
+        sha256 = self.announced_in(step)
+        return self._payloads.whole(sha256, self._view.ranges) if sha256 else None
 
     async def say_again_forever(self) -> None:
         """Re-announce to the peers that lack the announcement, ever less often, until its step is decided."""

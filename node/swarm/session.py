@@ -155,7 +155,7 @@ def build(
     reporter = Reporter(public_key, client, outbox, publication, view, runtime)
     follower = Follower(
         public_key, client, entries, announcements, aggregator, auditor, listener, membership, neighbours,
-        connections, outbox, reporter, snapshots, patience, view, runtime,
+        connections, outbox, publication, reporter, snapshots, patience, view, runtime,
     )  # fmt: skip
     blob_server = BlobServer(ServedBlobs(publication, pieces).get, wire, refused, audience, counters.arrivals)
     push_server = PushServer(announcements, view, pulls.keep, wire, refused)

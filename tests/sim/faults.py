@@ -1,6 +1,7 @@
 """What goes wrong, and when: drawn from the seed before the world begins. Knows the world's switches, not its rules."""
 
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from coordinator.clock.events import ChangeAsked, ExclusionAsked, PauseAsked, ReadmissionAsked, ResumeAsked
 from protos.changes import settings_of
 from tests.sim.network import COORDINATOR, Weather
-from tests.sim.world import World
+from tests.sim.world import PeerProcess, World
 
 LASTS_SECONDS_MAX = 30.0
 """Of one fault, for each minute of the world's bad time."""
@@ -29,6 +30,57 @@ def crash_peer(world: World, fault: Fault) -> Callable[[], None]:
     peer = world.peers[fault.who]
     peer.crash()
     return peer.start
+
+
+def leave(world: World, fault: Fault) -> Callable[[], None]:
+    """Ctrl-C, and the same command again."""
+    peer = world.peers[fault.who]
+    peer.leaving = True
+
+    def comes_back() -> None:
+        peer.leaving = False
+        peer.start()
+
+    return comes_back
+
+
+def bad_disk(world: World, fault: Fault) -> Callable[[], None]:
+    """A file of a peer's home is cut, gone or has another bit when the peer comes back from a kill, where others have all.
+
+    But for its last announcement: without that it refuses to start, until somebody says that it may.
+    """
+    peer = world.peers[fault.who]
+    if not _others_have_all(world, peer):
+        return lambda: None
+    peer.crash()
+    chance = random.Random(f"{world.seed} {fault.at}")
+    files = [path for path in peer.folder.rglob("*") if path.is_file() and path.name != "announced"]
+    if files:
+        path, kind = chance.choice(sorted(files)), chance.choice(("bit", "cut", "gone"))
+        world.note(f"{peer.name}'s {path.relative_to(peer.folder)}: {kind}")
+        data = bytearray(path.read_bytes())
+        if kind == "gone":
+            path.unlink()
+        elif data:
+            at = chance.randrange(len(data))
+            data[at] ^= 1 << chance.randrange(8)
+            path.write_bytes(data if kind == "bit" else data[:at])
+    return peer.start
+
+
+def lost_home(world: World, fault: Fault) -> Callable[[], None]:
+    """All that a peer stored is gone, where others have all. It has its key still."""
+    peer = world.peers[fault.who]
+    if not _others_have_all(world, peer):
+        return lambda: None
+    peer.crash()
+    shutil.rmtree(peer.folder, ignore_errors=True)
+    return peer.start
+
+
+def _others_have_all(world: World, peer: PeerProcess) -> bool:
+    others = [other.replica for other in world.peers if other is not peer and other.running]
+    return sum(replica is not None and replica.step >= world.coordinator.head_step for replica in others) >= 2
 
 
 def crash_coordinator(world: World, _: Fault) -> Callable[[], None]:
@@ -149,7 +201,16 @@ FAULTS = {
 }
 """By name; each returns what ends it."""
 
-ALONE = {"false-sums": false_sums, "bit-flip": bit_flip, "misname": misname, "exclude": exclude, "change": change}
+ALONE = {
+    "false-sums": false_sums,
+    "bit-flip": bit_flip,
+    "misname": misname,
+    "exclude": exclude,
+    "change": change,
+    "leave": leave,
+    "bad-disk": bad_disk,
+    "lost-home": lost_home,
+}
 """Those that are only drawn when they are asked for: where memory is bad and others crash, the wrong replica may be all that is
 left; where nobody names the right length, every step is empty; and an operator's decisions are no faults."""
 

@@ -241,18 +241,18 @@ class SimDoor(LateDoor):
         return super().aggregate(updates[:1], step)
 
 
-class _Never:
-    """Nobody presses Ctrl-C."""
+class _Stop:
+    """Whether somebody has pressed Ctrl-C."""
 
     def __init__(self, peer: PeerProcess) -> None:
         self._peer = peer
 
     def __call__(self) -> bool:
-        return False
+        return self._peer.leaving
 
     def wait(self, seconds: float) -> bool:
         self._peer.thread.sleep(seconds)
-        return False
+        return self._peer.leaving
 
 
 class PeerProcess:
@@ -267,6 +267,7 @@ class PeerProcess:
         self.finished = False
         self.gave_up = False
         self.full = False
+        self.leaving = False
         self.lies_in_sums = False
         self.replica: Replica | None = None
         self._session: Session | None = None
@@ -291,8 +292,10 @@ class PeerProcess:
     def _live(self) -> None:
         try:
             self.finished = self._train()
-            self.world.note(f"{self.name} finished")
+            self.world.note(f"{self.name} {'finished' if self.finished else 'left'}")
             self.world.loop.call_soon(self.crash)
+            if not (self.finished or self.leaving):
+                self.world.loop.call_later(RESTART_SECONDS, self.start)
         except SwarmentumError as error:
             self.world.note(f"{self.name} ended: {error}")
             self.world.checkers.ended(self.name, error)
@@ -333,7 +336,7 @@ class PeerProcess:
             swarm,
             self.samples(config),
             Summary(self.identity.peer_id, "cpu"),
-            _Never(self),
+            _Stop(self),
             patience_seconds=overlay.patience_seconds,
             micro_batch=64,
             autocast=None,

@@ -62,6 +62,7 @@ async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: p
         neighbours=anything,
         connections=anything,
         outbox=anything,
+        publication=anything,
         reporter=anything,
         snapshots=anything,
         patience_seconds=600,
@@ -121,7 +122,9 @@ async def test_a_snapshot_that_was_agreed_while_this_peer_was_away_is_told_once_
 
     anything: Any = SimpleNamespace(emit=emit, withdraw=lambda _: None, remember=lambda _: None)
     names = ("client", "entries", "announcements", "aggregator", "auditor", "listener", "membership", "neighbours")
-    parts = dict.fromkeys((*names, "connections", "outbox", "reporter", "snapshots", "view", "runtime"), anything)
+    parts = dict.fromkeys(
+        (*names, "connections", "outbox", "publication", "reporter", "snapshots", "view", "runtime"), anything
+    )
     follower = Follower(b"me", **parts, patience_seconds=1)
     kind = pb.NoticeKind
     for told, step in ((kind.NOTICE_KIND_SNAPSHOT, 2), (kind.NOTICE_KIND_FINISHED, 2), (kind.NOTICE_KIND_FINISHED, 4)):
