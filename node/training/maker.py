@@ -307,6 +307,10 @@ class Handover:
         Returns with the model: the program may read it, or clear gradients that the training would still need.
         """
         share = self._taken
+        if share is None and self._ended:
+            raise OperatorError(
+                "this peer has ended: no step is left to contribute to. To go on, join with the same home"
+            )
         if share is None or self._ahead:
             raise OperatorError("there is no share to contribute to: call contribute once in each round of the loop")
         samples = share.samples if samples is None else _whole("samples", samples)
