@@ -49,6 +49,10 @@ def check_loss(nats: float) -> None:
         raise NonFiniteGradient(f"the loss is {nats:g}")
 
 
+class ParametersMovedError(OperatorError):
+    """The program moved the model's parameters, which the swarm alone does. The momentum is as it was."""
+
+
 class NoVotes(Exception):  # noqa: N818 - nothing failed: this peer has nothing to say in this step
     """This peer has no votes for a step, and the text says why."""
 
@@ -339,13 +343,15 @@ class Handover:
             return
         moved = "" if self._before is None else self._before.moved()
         if moved:
-            result = OperatorError(
+            result = ParametersMovedError(
                 f"the program changed the parameter {moved!r} during a step. The swarm moves the parameters, the same way on "
-                "every peer: make a gradient only, without optimizer.step()"
+                "every peer: make a gradient only, without optimizer.step(), evaluate with a copy of the model, and load no "
+                "other weights (a trainer does that resumes from a checkpoint, or loads its best model). Join again to go on "
+                "from the swarm's state"
             )
         with self._changed:
             self._taken, self._result = None, result
             self._changed.notify_all()
         if moved:
-            assert isinstance(result, OperatorError)
+            assert isinstance(result, ParametersMovedError)
             raise result

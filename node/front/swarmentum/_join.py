@@ -310,7 +310,8 @@ class SwarmOptimizer(torch.optim.Optimizer):
                 mine._heard.append(HeardLoss(loss))
                 mine._parts = named.get("num_items_in_batch") is not None
 
-        self._hook = peer.model.register_forward_hook(heard, with_kwargs=True)
+        untraced = torch.compiler.disable(heard)  # type: ignore[no-untyped-call] # else torch.compile warns, or refuses fullgraph
+        self._hook = peer.model.register_forward_hook(untraced, with_kwargs=True)
         self.share: Share | None = None
         self._take()
 

@@ -157,3 +157,19 @@ def test_a_peer_that_the_program_closed_has_finished() -> None:
     assert optimizer.finished
     with pytest.raises(OperatorError, match="this peer has ended"):
         optimizer.step()
+
+
+class LineOfDict(Line):
+    def forward(self, rows: torch.Tensor) -> Any:
+        return {"loss": (rows * self.weight).sum()}
+
+
+def test_a_compiled_model_tells_its_loss() -> None:
+    """The hook was compiled, too: a warning of 20 lines, and an error with fullgraph=True."""
+    peer = Peer(LineOfDict())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    compiled = torch.compile(peer.model, backend="eager", fullgraph=True)
+    compiled(100 * torch.ones(3))
+    compiled(torch.ones(3))["loss"].backward()
+    optimizer.step()
+    assert peer.losses == [3.0]
