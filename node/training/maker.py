@@ -284,6 +284,11 @@ class Handover:
 
     # ---- the program's end -------------------------------------------------------------------------------------------
 
+    @property
+    def has_share(self) -> bool:
+        """Whether the model is the program's: not after Ctrl-C, or another error, while it waited for a share."""
+        return self._taken is not None
+
     def take(self) -> Share | None:
         """The next share, once there is one; None: the training is over. A share that the program still has goes back."""
         ahead, self._ahead = self._ahead, False

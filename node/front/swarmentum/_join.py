@@ -89,15 +89,11 @@ class PeerThread:
     def close(self) -> None:
         """See `Joined.close`."""
         self.leave()
-        if not self.is_here:
-            return
-        self.thread.join(CLOSE_SECONDS_MAX)
-        if self.thread.is_alive():
-            structlog.get_logger("peer").warning(
-                "the peer has not ended in time: its last momentum may not be saved",
-                step="-",
-                seconds=CLOSE_SECONDS_MAX,
-            )
+        if self.is_here:
+            self.thread.join(CLOSE_SECONDS_MAX)
+            if self.thread.is_alive():
+                log, why = structlog.get_logger("peer"), "its last momentum may not be saved"
+                log.warning("the peer has not ended in time", step="-", seconds=CLOSE_SECONDS_MAX, why=why)
 
 
 _open = set[PeerThread]()
@@ -193,6 +189,10 @@ class Joined:
         return self._peer.outcome is not None and self._peer.outcome.summary.finished
 
     @property
+    def _has_share(self) -> bool:
+        return self._handover.has_share
+
+    @property
     def _has_left(self) -> bool:
         """Whether the peer has ended, and no error ended it."""
         return self._peer.outcome is not None
@@ -206,8 +206,7 @@ class Joined:
         return self._peer.outcome.summary
 
     def close(self) -> None:
-        """Leave the run: save the momentum, and end the peer. The other peers go on. Does nothing the second time, and in a
-        process that was forked from the peer's."""
+        """Leave the run: save the momentum, and end the peer. The other peers go on. A second time, or in a fork: nothing."""
         self._peer.close()
 
     def _raise(self) -> None:
@@ -355,19 +354,21 @@ class SwarmOptimizer(torch.optim.Optimizer):
         """Raises OperatorError after the run's end, without a loss, or for parameters that somebody moved; and the error that
         ends the peer."""
         if self.finished:
-            raise OperatorError(
-                "this peer has ended, and takes no gradient any more: stop the loop when optimizer.finished is true"
-            )
+            raise OperatorError("this peer has ended: stop the loop when optimizer.finished is true")
+        if not self._peer._has_share and not self._goes_on(closure):
+            return None
         returned = None
         if closure is not None:
             with torch.enable_grad():
                 returned = closure()
             if returned is not None:
                 self.report(returned, *self._figures)
+        parameters = self.param_groups[0]["params"]
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         loss = self._loss()
         finite = loss is None or math.isfinite(loss)  # else the run has perhaps diverged, and is told
-        if not unscale(found, scale, self.param_groups[0]["params"], None) and finite:
+        left_out = closure is not None and loss is None and all(parameter.grad is None for parameter in parameters)
+        if left_out or (not unscale(found, scale, parameters, None) and finite):
             self._take()
             return returned
         if loss is None:
@@ -378,6 +379,15 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._peer.contribute(loss, *self._figures)
         self._take()
         return returned
+
+    def _goes_on(self, closure: Callable[[], Any] | None) -> bool:
+        """After an error ended the last step while it waited: whether there is a share now, and a gradient to come of it."""
+        self._take()
+        if closure is None and not self.finished:
+            self.zero_grad()
+            log = structlog.get_logger("peer")
+            log.warning("the step before was interrupted: the gradient made since is left out", step="-")
+        return closure is not None and not self.finished
 
     def _take(self) -> None:
         self._heard, self._reported, self._figures = [], None, _NONE

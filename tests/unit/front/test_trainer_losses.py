@@ -20,7 +20,7 @@ from swarmentum._join import PeerThread, SwarmOptimizer
 class Peer:
     """The seam of `Joined` that the optimizer uses."""
 
-    _has_left = False
+    _has_left, _has_share = False, True
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model, self.losses, self.shares = model, list[float](), 0
@@ -30,7 +30,8 @@ class Peer:
 
     def _next(self) -> Any:
         self.shares += 1
-        return SimpleNamespace(learning_rate=0.0)
+        self._has_share = True
+        return SimpleNamespace(learning_rate=0.0, number=self.shares)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -173,3 +174,39 @@ def test_a_compiled_model_tells_its_loss() -> None:
     compiled(torch.ones(3))["loss"].backward()
     optimizer.step()
     assert peer.losses == [3.0]
+
+
+def test_a_step_goes_on_after_ctrl_c_in_its_wait() -> None:
+    """A loop waits there most of the time. Each later step was refused: there is no share to contribute to."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+
+    def interrupted(loss: float, samples: int | None, tokens: int) -> None:
+        peer._has_share = False
+        raise KeyboardInterrupt
+
+    def once(factor: float) -> None:
+        peer.model(factor * torch.ones(3)).loss.backward()
+
+    own = peer.contribute
+    peer.contribute = interrupted  # type: ignore[method-assign]
+    once(1.0)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    peer.contribute = own  # type: ignore[method-assign]
+    once(2.0)  # of a model that the swarm moved meanwhile
+    optimizer.step()
+    assert (peer.losses, peer.shares, peer.model.weight.grad) == ([], 2, None)
+    once(3.0)
+    optimizer.step()
+    peer._has_share = False
+    optimizer.step(lambda: once(4.0))
+    assert (peer.losses, peer.shares) == ([9.0, 12.0], 5)
+
+
+def test_a_closure_that_leaves_its_batch_out_is_a_step_without_votes() -> None:
+    """Lightning's, if training_step returns None; the trainer ended with an error."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    optimizer.step(lambda: None)
+    assert (peer.losses, peer.shares) == ([], 2)
