@@ -96,8 +96,7 @@ class PeerThread:
                 log.warning("the peer has not ended in time", step="-", seconds=CLOSE_SECONDS_MAX, why=why)
 
 
-_open = set[PeerThread]()
-"""Whose threads run."""
+_open = set[PeerThread]()  # whose threads run
 
 
 def _leave_all() -> None:
@@ -305,7 +304,9 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
         def heard(module: Any, given: Any, named: dict[str, Any], output: Any) -> None:
             loss, mine = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None), owner()
-            if mine is not None and isinstance(loss, Tensor) and loss.requires_grad:
+            if mine is None or module is not mine._peer.model:  # a copy of the model has the hook, too
+                return
+            if isinstance(loss, Tensor) and loss.requires_grad:
                 mine._heard.append(HeardLoss(loss))
                 mine._parts = named.get("num_items_in_batch") is not None
 

@@ -108,6 +108,7 @@ def test_a_loss_counts_where_a_backward_pass_went_through_it_and_its_gradient_is
     optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
     rows = torch.tensor([1.0, 2.0, 4.0])
     peer.model(100 * rows)  # an evaluation, or the program has caught an error here
+    copy.deepcopy(peer.model)(100 * rows).loss.backward()  # an evaluation of a copy, which has the hook, too
     first, second = peer.model(rows).loss, peer.model(3 * rows).loss
     ((first + second) / 2).backward()
     optimizer.step()
