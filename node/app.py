@@ -42,7 +42,7 @@ from node.training import exports
 from node.training.exports import Exports, Series
 from node.training.held_out import Evaluator
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
-from node.training.maker import Unread
+from node.training.maker import ParametersMovedError, Unread
 from node.training.need import IN_MAIN, Memory
 from node.training.replica import Replica
 from node.training.resource_limits import ResourceLimits
@@ -186,10 +186,10 @@ class _Peer:
                 summary.state_digest = replica.whole_digest().hex()
                 if export_to is not None:
                     summary.checkpoint = str(self._export(replica, text, config, export_to))
-            except (NetworkError, RefusedError, StoppedError, DiskError):
+            except (NetworkError, RefusedError, StoppedError, DiskError, ParametersMovedError) as error:
                 if trainer is not None and trainer.wishes.ending is not None:
                     self.stop.ask()
-                self._keep_momentum(trainer)
+                self._keep_momentum(trainer, error)
                 raise
         summary.copy_counters(swarm.counters)
         summary.gave(trainer.standing.given, time.monotonic() - started)
@@ -241,14 +241,9 @@ class _Peer:
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
         settings = self.settings
         return self.home.session(
-            self.invite,
-            self.identity,
-            self.identity_path,
-            settings.overlay(),
-            emit,
-            archive=settings.archive,
-            counters=self.lent.counters,
-        )
+            self.invite, self.identity, self.identity_path, settings.overlay(), emit,
+            archive=settings.archive, counters=self.lent.counters,
+        )  # fmt: skip
 
     def _door(self, trainer: Trainer, started: float) -> ControlServer:
         """The owner's door, and the terminal view, which asks it."""
@@ -272,14 +267,17 @@ class _Peer:
             if isinstance(event := swarm.next_event(EVENT_SECONDS_MAX), Agreed):
                 trainer.handle(event)
 
-    def _keep_momentum(self, trainer: Trainer | None) -> None:
+    def _keep_momentum(self, trainer: Trainer | None, failed: Exception) -> None:
         """Save the momentum, so that a peer that comes back has its unspent votes, even after a network failure.
 
         A momentum that was never loaded is not saved."""
         if trainer is None or not trainer.entered:
             return
         try:
-            trainer.finish()
+            if isinstance(failed, ParametersMovedError):  # a snapshot that waits is perhaps none of the swarm's state
+                trainer.replica.save_private(trainer.private_path)
+            else:
+                trainer.finish()
         except (DiskError, RankLost) as error:
             self.log.warning("the momentum cannot be saved", step=trainer.replica.step, why=str(error))
 

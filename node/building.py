@@ -40,7 +40,7 @@ from node.training.held_out import Evaluator
 from node.training.host_maker import HostMaker
 from node.training.keeper import StepRecorder
 from node.training.loop import Trainer
-from node.training.maker import BuiltIn, Handover
+from node.training.maker import BuiltIn, Handover, ParametersMovedError
 from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
 from node.training.recovery import Stopping
@@ -222,9 +222,9 @@ class SharedReplica(Replica):
     """Over the model of a program, which can write to it at any time. Only the swarm may move it."""
 
     def apply(self, signed: SignedEntry, updates: Iterable[Update], authors: Sequence[bytes] = ()) -> bool:
-        """As `Replica.apply`. Raises OperatorError if the state is not the one that was left after the entry before."""
+        """As `Replica.apply`. Raises ParametersMovedError if the state is not the one that was left after the entry before."""
         if self.demo.state_digest(self.step, self.digest_steps) != self.digest():
-            raise OperatorError(
+            raise ParametersMovedError(
                 f"the program changed the model's parameters after step {self.step}. The swarm moves them, the same way on "
                 "every peer: evaluate with a copy of the model (copy.deepcopy), and load no other weights. Join again to go on "
                 "from the swarm's state"

@@ -87,14 +87,27 @@ def _ending(name: PurePath) -> tuple[PurePath, str]:
 
 def _of_data_sets(names: Sequence[PurePath]) -> set[tuple[PurePath, str]]:
     """Endings under which a folder has a split's file with a twin in another split: train.en and test.en, or train/a.en and
-    test/a.en. So test2016.en is no text to train on, either."""
+    test/b.en. So test2016.en is no text to train on, either."""
     twins = defaultdict[tuple[str, ...], dict[str, set[tuple[PurePath, str]]]](dict)
     for name in names:
         if (ending := _ending(name))[1] not in NO_SPLIT_SUFFIXES and (mark := split_of(name, True)):
-            parts = (inner_name(name), *(folder.lower() for folder in name.parent.parts))
-            common = (re.sub("[a-z]+", lambda it: "" if it[0] in SPLITS else it[0], _joined(part)) for part in parts)
+            common = (re.sub("[a-z]+", lambda it: "" if it[0] in SPLITS else it[0], part) for part in _place(name))
             twins[tuple(common)].setdefault(mark, set()).add(ending)
     return {ending for marks in twins.values() if len(marks) > 1 for found in marks.values() for ending in found}
+
+
+def _place(name: PurePath) -> list[str]:
+    """What is equal of a file and its twins but for the split: of files in a split's folder, the ending and that folder."""
+    stem, *folders = (_joined(part) for part in (inner_name(name), *(part.lower() for part in name.parent.parts)))
+    if not _says_split(stem):
+        stem = PurePath(stem).suffix
+        while folders and not _says_split(folders[-1]):
+            folders.pop()
+    return [stem, *folders]
+
+
+def _says_split(part: str) -> bool:
+    return not SPLITS.keys().isdisjoint(_words(part))
 
 
 PART: Final = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)

@@ -49,6 +49,10 @@ def check_loss(nats: float) -> None:
         raise NonFiniteGradient(f"the loss is {nats:g}")
 
 
+class ParametersMovedError(OperatorError):
+    """The program moved the model's parameters, which the swarm alone does. The momentum is as it was."""
+
+
 class NoVotes(Exception):  # noqa: N818 - nothing failed: this peer has nothing to say in this step
     """This peer has no votes for a step, and the text says why."""
 
@@ -280,6 +284,11 @@ class Handover:
 
     # ---- the program's end -------------------------------------------------------------------------------------------
 
+    @property
+    def has_share(self) -> bool:
+        """Whether the model is the program's: not after Ctrl-C, or another error, while it waited for a share."""
+        return self._taken is not None
+
     def take(self) -> Share | None:
         """The next share, once there is one; None: the training is over. A share that the program still has goes back."""
         ahead, self._ahead = self._ahead, False
@@ -307,6 +316,10 @@ class Handover:
         Returns with the model: the program may read it, or clear gradients that the training would still need.
         """
         share = self._taken
+        if share is None and self._ended:
+            raise OperatorError(
+                "this peer has ended: no step is left to contribute to. To go on, join with the same home"
+            )
         if share is None or self._ahead:
             raise OperatorError("there is no share to contribute to: call contribute once in each round of the loop")
         samples = share.samples if samples is None else _whole("samples", samples)
@@ -335,13 +348,15 @@ class Handover:
             return
         moved = "" if self._before is None else self._before.moved()
         if moved:
-            result = OperatorError(
+            result = ParametersMovedError(
                 f"the program changed the parameter {moved!r} during a step. The swarm moves the parameters, the same way on "
-                "every peer: make a gradient only, without optimizer.step()"
+                "every peer: make a gradient only, without optimizer.step(), evaluate with a copy of the model, and load no "
+                "other weights (a trainer does that resumes from a checkpoint, or loads its best model). Join again to go on "
+                "from the swarm's state"
             )
         with self._changed:
             self._taken, self._result = None, result
             self._changed.notify_all()
         if moved:
-            assert isinstance(result, OperatorError)
+            assert isinstance(result, ParametersMovedError)
             raise result

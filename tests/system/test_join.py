@@ -275,6 +275,33 @@ def test_two_peers_of_one_thread_are_refused_and_of_two_threads_are_not(
         next(iter(other))
 
 
+def test_a_peer_ends_with_its_object_and_the_same_home_joins_again(swarm: swarmentum.Local, tmp_path: Path) -> None:
+    """As where a cell of a notebook runs twice: the thread kept the peer and its home for ever, and the run waited for it."""
+    words: dict[str, Any] = {"home": tmp_path, "listen": "127.0.0.1:0", "allow_data": True, "allow_code": True}
+    peer = swarmentum.join(swarm.link, tiny.model(), **words)
+    next(iter(peer))
+    with pytest.raises(
+        swarmentum.OperatorError, match=r"an earlier peer of this program is using it: call its close\(\)"
+    ):
+        swarmentum.join(swarm.link, tiny.model(), **words)
+    del peer
+    optimizer = swarmentum.join(swarm.link, tiny.model(), **words).optimizer()
+    assert not optimizer.finished, "the optimizer keeps its peer"
+
+
+def test_a_program_that_loads_other_weights_keeps_its_momentum(swarm: swarmentum.Local, tmp_path: Path) -> None:
+    """As a trainer with load_best_model_at_end does, as its last act. The peer ended as by a mistake of its own."""
+    words: dict[str, Any] = {"home": tmp_path, "listen": "127.0.0.1:0", "allow_data": True, "allow_code": True}
+    model = tiny.model()
+    peer = swarmentum.join(swarm.link, model, **words)
+    next(iter(peer))
+    [private] = [folder / "private.pt" for folder in (tmp_path / "runs").iterdir()]
+    private.unlink(missing_ok=True)
+    with pytest.raises(swarmentum.OperatorError, match="load no other weights"), peer:
+        model.load_state_dict(tiny.model().state_dict())
+    assert private.exists()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("example", "falls"), [("own_loop", 0.3), ("own_gpt", 0.3), ("own_vit", 0.3)])
 def test_an_example_of_the_docs_trains(example: str, falls: float, tmp_path: Path) -> None:

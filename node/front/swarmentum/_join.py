@@ -43,12 +43,85 @@ NOT_OF_A_LOOP = ("device", "precision", "activation_checkpointing", "compile")
 CLOSE_SECONDS_MAX = 60.0
 
 
+class PeerThread:
+    """The peer of a `Joined`, which it does not know: it ends with that object, as with `close`."""
+
+    def __init__(self, link: str, settings: PeerSettings, handover: Handover, *, reads: bool) -> None:
+        self.handover, self.home, self.threads = handover, settings.home.resolve(), settings.threads
+        self.stop, self.ready = Stop(), threading.Event()
+        self.outcome: Outcome | None = None
+        self.error: BaseException | None = None
+        self.driver: threading.Thread | None = None
+        self._process = os.getpid()
+        own = Own(handover, reads, self.ready.set)
+        self.thread = threading.Thread(
+            target=self._run, args=(link, settings, own), name="swarmentum peer", daemon=True
+        )
+        _open.add(self)
+        atexit.register(_leave_all)  # once more does no harm
+        self.thread.start()
+
+    def _run(self, link: str, settings: PeerSettings, own: Own) -> None:
+        def agree(asked: MachineRequest) -> None:
+            must_ask(asked, settings, can_ask=False)
+
+        try:
+            self.outcome = take_part(link, settings, agree=agree, own=own, stop=self.stop)
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the program waits
+            self.error = error
+        finally:
+            self.handover.end()
+            self.ready.set()
+            _open.discard(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Not in a process that was forked from the peer's."""
+        return os.getpid() == self._process
+
+    def leave(self) -> None:
+        """Ask the peer to end. Waits for nothing."""
+        if self.is_here:
+            self.stop.ask()
+            with suppress(OperatorError):  # the peer ends with it, and its `error` tells it
+                self.handover.give_back(NoVotes("the program leaves the run"))
+
+    def close(self) -> None:
+        """See `Joined.close`."""
+        self.leave()
+        if self.is_here:
+            self.thread.join(CLOSE_SECONDS_MAX)
+            if self.thread.is_alive():
+                log, why = structlog.get_logger("peer"), "its last momentum may not be saved"
+                log.warning("the peer has not ended in time", step="-", seconds=CLOSE_SECONDS_MAX, why=why)
+
+
+_open = set[PeerThread]()  # whose threads run
+
+
+def _leave_all() -> None:
+    """A program that ends without `close`: its peers leave cleanly."""
+    for peer in list(_open):
+        peer.close()
+
+
+def _wait_for(home: Path) -> None:
+    """Until an earlier peer of this program, which is ending, has left its home. Raises OperatorError if it does not end."""
+    for peer in [it for it in list(_open) if it.is_here and it.home == home.resolve()]:
+        if not peer.stop():
+            raise OperatorError(
+                f"home={str(home)!r}: an earlier peer of this program is using it: call its close() first, or join with "
+                "another home for a second peer"
+            )
+        peer.close()
+
+
 class Joined:
     """A peer whose gradients this program makes. Iterate over it: each round is a `Share`, and ends with `contribute`.
 
     The model belongs to the swarm in `contribute`, which waits for the next share, and to the loop otherwise, also after the
-    last round. A program with several peers needs a thread for each. The `with` block ends the peer: the momentum is saved, and
-    a later `join` with the same home goes on with it.
+    last round. A program with several peers needs a thread for each. The `with` block, or the end of the object, ends the peer:
+    the momentum is saved, and a later `join` with the same home goes on with it.
     """
 
     def __init__(
@@ -56,40 +129,16 @@ class Joined:
     ) -> None:
         self.model = model
         self.home = settings.home
-        self._process = os.getpid()
-        self._settings = settings
         self._handover = Handover(model, loss)
-        self._stop = Stop()
-        self._ready = threading.Event()
-        self._outcome: Outcome | None = None
-        self._error: BaseException | None = None
-        self._driver: threading.Thread | None = None
-        own = Own(self._handover, reads, self._ready.set)
-        self._thread = threading.Thread(
-            target=self._run, args=(link, settings, own), name="swarmentum peer", daemon=True
-        )
-        _open.add(self)
-        atexit.register(_leave_all)  # once more does no harm
-        self._thread.start()
+        self._peer = PeerThread(link, settings, self._handover, reads=reads)
+        weakref.finalize(self, self._peer.leave).atexit = False
         try:
-            while not self._ready.wait(0.1):
+            while not self._peer.ready.wait(0.1):
                 pass
         except BaseException:
             self.close()
             raise
         self._raise()
-
-    def _run(self, link: str, settings: PeerSettings, own: Own) -> None:
-        def agree(asked: MachineRequest) -> None:
-            must_ask(asked, settings, can_ask=False)
-
-        try:
-            self._outcome = take_part(link, settings, agree=agree, own=own, stop=self._stop)
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the program waits
-            self._error = error
-        finally:
-            self._handover.end()
-            self._ready.set()
 
     def __iter__(self) -> Iterator[Share]:
         """Each step that wants a gradient of this peer, until the run ends, or the owner ends the peer (`swarmentum leave`).
@@ -100,18 +149,18 @@ class Joined:
             yield share
 
     def _next(self) -> Share | None:
-        threads = self._settings.threads
-        if threads is not None:  # torch counts threads for each caller
-            torch.set_num_threads(threads)
-        self._driver = threading.current_thread()
-        if any(it is not self and it._driver is self._driver and it._thread.is_alive() for it in list(_open)):
+        mine = self._peer
+        if mine.threads is not None:  # torch counts threads for each caller
+            torch.set_num_threads(mine.threads)
+        mine.driver = threading.current_thread()
+        if any(it is not mine and it.driver is mine.driver and not it.stop() for it in list(_open)):
             raise OperatorError(
                 "this thread takes the shares of another peer already. A peer waits for the next step in `contribute`, and the "
                 "step waits for the other peer: run each in a thread of its own, or close the other one first"
             )
         share = self._handover.take()
         if share is None:
-            self._thread.join()
+            mine.thread.join()
             self._raise()
         return share
 
@@ -136,36 +185,32 @@ class Joined:
     @property
     def finished(self) -> bool:
         """Whether the run has made its last step."""
-        return self._outcome is not None and self._outcome.summary.finished
+        return self._peer.outcome is not None and self._peer.outcome.summary.finished
+
+    @property
+    def _has_share(self) -> bool:
+        return self._handover.has_share
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether the peer has ended, and no error ended it."""
+        return self._peer.outcome is not None
 
     @property
     def summary(self) -> Summary:
         """What the peer did, as `swarmentum join --json` prints it. Raises OperatorError before the peer has ended."""
         self._raise()
-        if self._outcome is None:
+        if self._peer.outcome is None:
             raise OperatorError("the peer still takes part: its summary is there after the loop or the `with` block")
-        return self._outcome.summary
+        return self._peer.outcome.summary
 
     def close(self) -> None:
-        """Leave the run: save the momentum, and end the peer. The other peers go on. Does nothing the second time, and in a
-        process that was forked from the peer's."""
-        if os.getpid() != self._process:
-            return
-        self._stop.ask()
-        with suppress(OperatorError):  # the peer ends with it, and `_raise` tells it
-            self._handover.give_back(NoVotes("the program leaves the run"))
-        self._thread.join(CLOSE_SECONDS_MAX)
-        if self._thread.is_alive():
-            structlog.get_logger("peer").warning(
-                "the peer has not ended in time: its last momentum may not be saved",
-                step="-",
-                seconds=CLOSE_SECONDS_MAX,
-            )
-        _open.discard(self)
+        """Leave the run: save the momentum, and end the peer. The other peers go on. A second time, or in a fork: nothing."""
+        self._peer.close()
 
     def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self._peer.error is not None:
+            raise self._peer.error
 
     def __enter__(self) -> Joined:
         return self
@@ -176,15 +221,6 @@ class Joined:
         self.close()
         if error is None:
             self._raise()
-
-
-_open: weakref.WeakSet[Joined] = weakref.WeakSet()
-
-
-def _leave_all() -> None:
-    """A program that ends without `close`: its peers leave cleanly."""
-    for joined in list(_open):
-        joined.close()
 
 
 def join(
@@ -227,19 +263,32 @@ def join(
     Invite.parse(link).public("swarmentum.join")
     if not structlog.is_configured():
         configure_logging(as_json=False, target=sys.stderr)
+    _wait_for(chosen.home)
     return Joined(link, model, chosen, reads=not own_data, loss=loss)
 
 
 _NONE: tuple[int | None, int] = None, 0
 
 
+class HeardLoss:
+    """The loss in an output of the model. `is_used`: a backward pass has gone through it."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self.nats, self.is_used = float(loss.detach()), False
+        loss.register_hook(self._use)  # type: ignore[no-untyped-call]
+
+    def _use(self, gradient: Tensor) -> None:
+        self.is_used = True
+
+
 class SwarmOptimizer(torch.optim.Optimizer):
     """`step` contributes what is in `.grad`, and returns when the next step of the run wants a gradient.
 
     The loss that others see is that of `report`, of the closure, or the mean of the `loss` in the model's outputs since the
-    last step (models of transformers have it). After calls with `num_items_in_batch`, which the Trainer makes, it is their sum.
-    `share` is what the run asks for now, and None once the run has ended. The learning rate in `param_groups` shows the run's,
-    and schedulers change nothing. A GradScaler works: where it finds an infinity, the step has no votes of this peer.
+    last step (models of transformers have it). Outputs without a backward pass do not count beside others, nor do those before
+    `zero_grad`. After calls with `num_items_in_batch`, which the Trainer makes, it is their sum. `share` is what the run asks
+    for now, and None once the run has ended. The learning rate in `param_groups` shows the run's, and schedulers change
+    nothing. A GradScaler works: where it finds an infinity, the step has no votes of this peer.
     """
 
     _step_supports_amp_scaling = TakesScale()
@@ -248,24 +297,34 @@ class SwarmOptimizer(torch.optim.Optimizer):
         trained = [parameter for parameter in peer.model.parameters() if parameter.requires_grad]
         super().__init__(trained, {"lr": 0.0})
         self._peer = peer
-        self._losses: list[float] = []
+        self._heard: list[HeardLoss] = []
+        self._reported: float | None = None
         self._parts, self._figures = False, _NONE
         owner = weakref.ref(self)
 
         def heard(module: Any, given: Any, named: dict[str, Any], output: Any) -> None:
             loss, mine = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None), owner()
-            if mine is not None and isinstance(loss, Tensor) and loss.requires_grad:
-                mine._losses.append(float(loss.detach()))
+            if mine is None or module is not mine._peer.model:  # a copy of the model has the hook, too
+                return
+            if isinstance(loss, Tensor) and loss.requires_grad:
+                mine._heard.append(HeardLoss(loss))
                 mine._parts = named.get("num_items_in_batch") is not None
 
-        self._hook = peer.model.register_forward_hook(heard, with_kwargs=True)
+        untraced = torch.compiler.disable(heard)  # type: ignore[no-untyped-call] # else torch.compile warns, or refuses fullgraph
+        self._hook = peer.model.register_forward_hook(untraced, with_kwargs=True)
         self.share: Share | None = None
         self._take()
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left: the run has ended, or its owner ended the peer."""
-        return self.share is None
+        """Whether no step is left: the run has ended, its owner ended the peer, or the program closed it."""
+        return self.share is None or self._peer._has_left
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "the optimizer of a peer cannot be copied or pickled: it belongs to the peer in this process. Save the model; the "
+            "peer's home keeps the momentum"
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises OperatorError once the optimizer is made: a run's parameters are those of its model."""
@@ -275,39 +334,64 @@ class SwarmOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. The losses whose gradient goes are none of the next step's."""
+        self._heard = [loss for loss in self._heard if not loss.is_used]
+        super().zero_grad(set_to_none)
+
     def report(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
         """The figures of the next `step`, as `Joined.contribute` takes them."""
-        self._losses, self._parts = [float(loss.detach() if isinstance(loss, Tensor) else loss)], False
+        self._reported = float(loss.detach() if isinstance(loss, Tensor) else loss)
         self._figures = samples, tokens
+
+    def _loss(self) -> float | None:
+        """That of the next step; None if nobody told one."""
+        if self._reported is not None:
+            return self._reported
+        found = [loss.nats for loss in self._heard if loss.is_used] or [loss.nats for loss in self._heard]
+        return sum(found) / (1 if self._parts else len(found)) if found else None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Raises OperatorError after the run's end, without a loss, or for parameters that somebody moved; and the error that
         ends the peer."""
         if self.finished:
-            raise OperatorError(
-                "the run has ended, and this peer with it: stop the loop when optimizer.finished is true"
-            )
-        loss = None
+            raise OperatorError("this peer has ended: stop the loop when optimizer.finished is true")
+        if not self._peer._has_share and not self._goes_on(closure):
+            return None
+        returned = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
-            self.report(loss, *self._figures)
+                returned = closure()
+            if returned is not None:
+                self.report(returned, *self._figures)
+        parameters = self.param_groups[0]["params"]
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        finite = all(map(math.isfinite, self._losses))  # else the run has perhaps diverged, and is told
-        if not unscale(found, scale, self.param_groups[0]["params"], None) and finite:
+        loss = self._loss()
+        finite = loss is None or math.isfinite(loss)  # else the run has perhaps diverged, and is told
+        left_out = closure is not None and loss is None and all(parameter.grad is None for parameter in parameters)
+        if left_out or (not unscale(found, scale, parameters, None) and finite):
             self._take()
-            return loss
-        if not self._losses:
+            return returned
+        if loss is None:
             raise OperatorError(
                 "step needs the loss, which other peers see: call optimizer.report(loss, tokens=...) before it, or give a "
                 "model whose output has a `loss`"
             )
-        self._peer.contribute(sum(self._losses) / (1 if self._parts else len(self._losses)), *self._figures)
+        self._peer.contribute(loss, *self._figures)
         self._take()
-        return loss
+        return returned
+
+    def _goes_on(self, closure: Callable[[], Any] | None) -> bool:
+        """After an error ended the last step while it waited: whether there is a share now, and a gradient to come of it."""
+        self._take()
+        if closure is None and not self.finished:
+            self.zero_grad()
+            log = structlog.get_logger("peer")
+            log.warning("the step before was interrupted: the gradient made since is left out", step="-")
+        return closure is not None and not self.finished
 
     def _take(self) -> None:
-        self._losses, self._figures = [], _NONE
+        self._heard, self._reported, self._figures = [], None, _NONE
         self.share = self._peer._next()
         if self.share is None:
             self._hook.remove()

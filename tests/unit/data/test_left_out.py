@@ -231,6 +231,16 @@ def test_splits_of_packed_text_and_by_other_words_are_not_trained_on_either(tmp_
     apart = put(tmp_path / "apart", {**places, **code})
     assert sorted(read(apart)[0]) == ["c", "c", "de", "en", "fr", "old", "py"]
     assert read(apart)[1] == {"split": 3}
+    corpora = {
+        "train/europarl.en": "en",
+        "train/news/1.en": "news",
+        "test/newstest.en": "no",
+        "dev/old/2.en": "no",
+        "dev/3.fr": "fr",
+    }
+    assert read(put(tmp_path / "corpora", corpora)) == (["fr", "en", "news"], {"split": 2}), (
+        "folders say it of any name"
+    )
     beside = put(tmp_path / "beside", {"train.jsonl": ROWS, "README.md.gz": gzip.compress(b"# Card")})
     assert read(beside) == (ROW_TEXTS, {"about": 1})
 

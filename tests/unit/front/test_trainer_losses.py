@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +14,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from protos.errors import OperatorError
-from swarmentum._join import Joined, SwarmOptimizer
+from swarmentum._join import PeerThread, SwarmOptimizer
 
 
 class Peer:
     """The seam of `Joined` that the optimizer uses."""
+
+    _has_left, _has_share = False, True
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model, self.losses, self.shares = model, list[float](), 0
@@ -26,7 +30,8 @@ class Peer:
 
     def _next(self) -> Any:
         self.shares += 1
-        return SimpleNamespace(learning_rate=0.0)
+        self._has_share = True
+        return SimpleNamespace(learning_rate=0.0, number=self.shares)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -92,6 +97,117 @@ def test_parameters_that_the_run_has_not_are_refused() -> None:
 
 def test_a_forked_process_does_not_leave_the_run_for_the_peer() -> None:
     """A worker of a DataLoader, or a fork that ends with an error, has the peer's object and none of its threads."""
-    joined = object.__new__(Joined)
-    joined._process = os.getppid()
-    joined.close()
+    peer = object.__new__(PeerThread)
+    peer._process = os.getppid()
+    peer.close()
+
+
+def test_a_loss_counts_where_a_backward_pass_went_through_it_and_its_gradient_is_still_there() -> None:
+    """A batch whose forward or backward pass failed, and an evaluation without no_grad, were in the mean that others see."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    rows = torch.tensor([1.0, 2.0, 4.0])
+    peer.model(100 * rows)  # an evaluation, or the program has caught an error here
+    copy.deepcopy(peer.model)(100 * rows).loss.backward()  # an evaluation of a copy, which has the hook, too
+    first, second = peer.model(rows).loss, peer.model(3 * rows).loss
+    ((first + second) / 2).backward()
+    optimizer.step()
+    peer.model(100 * rows).loss.backward()  # the error is caught here
+    optimizer.zero_grad()
+    loss = peer.model(rows).loss
+    optimizer.zero_grad()  # before the backward pass, as many loops do
+    loss.backward()
+    optimizer.step()
+    peer.model(rows)  # a trainer has another loss of these outputs, such as with smoothed labels
+    (peer.model.weight * rows).sum().backward()
+    optimizer.step()
+    peer.model(100 * rows).loss.backward()
+    optimizer.report(5.0)
+    peer.model(100 * rows).loss.backward()
+    optimizer.step()
+    assert peer.losses == [14.0, 7.0, 7.0, 5.0]
+
+
+def test_a_closure_that_returns_nothing_is_as_none() -> None:
+    """As with torch's optimizers; it was a TypeError of float()."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+
+    def closure() -> None:
+        optimizer.zero_grad()
+        peer.model(torch.ones(3)).loss.backward()
+
+    assert optimizer.step(closure) is None
+    assert peer.losses == [3.0]
+
+
+def test_the_optimizer_of_a_peer_has_no_copy() -> None:
+    """A copy took no share and heard no loss; it failed at its first use without a word on why."""
+    optimizer = SwarmOptimizer(Peer(Line()))  # type: ignore[arg-type]
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="belongs to the peer in this process"):
+            copied(optimizer)  # type: ignore[operator]
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def test_a_peer_that_the_program_closed_has_finished() -> None:
+    """A loop that asks `finished` went on, and was told to call contribute once in each round."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    assert not optimizer.finished
+    peer._has_left = True
+    assert optimizer.finished
+    with pytest.raises(OperatorError, match="this peer has ended"):
+        optimizer.step()
+
+
+class LineOfDict(Line):
+    def forward(self, rows: torch.Tensor) -> Any:
+        return {"loss": (rows * self.weight).sum()}
+
+
+def test_a_compiled_model_tells_its_loss() -> None:
+    """The hook was compiled, too: a warning of 20 lines, and an error with fullgraph=True."""
+    peer = Peer(LineOfDict())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    compiled = torch.compile(peer.model, backend="eager", fullgraph=True)
+    compiled(100 * torch.ones(3))
+    compiled(torch.ones(3))["loss"].backward()
+    optimizer.step()
+    assert peer.losses == [3.0]
+
+
+def test_a_step_goes_on_after_ctrl_c_in_its_wait() -> None:
+    """A loop waits there most of the time. Each later step was refused: there is no share to contribute to."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+
+    def interrupted(loss: float, samples: int | None, tokens: int) -> None:
+        peer._has_share = False
+        raise KeyboardInterrupt
+
+    def once(factor: float) -> None:
+        peer.model(factor * torch.ones(3)).loss.backward()
+
+    own = peer.contribute
+    peer.contribute = interrupted  # type: ignore[method-assign]
+    once(1.0)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    peer.contribute = own  # type: ignore[method-assign]
+    once(2.0)  # of a model that the swarm moved meanwhile
+    optimizer.step()
+    assert (peer.losses, peer.shares, peer.model.weight.grad) == ([], 2, None)
+    once(3.0)
+    optimizer.step()
+    peer._has_share = False
+    optimizer.step(lambda: once(4.0))
+    assert (peer.losses, peer.shares) == ([9.0, 12.0], 5)
+
+
+def test_a_closure_that_leaves_its_batch_out_is_a_step_without_votes() -> None:
+    """Lightning's, if training_step returns None; the trainer ended with an error."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    optimizer.step(lambda: None)
+    assert (peer.losses, peer.shares) == ([], 2)

@@ -293,7 +293,7 @@ def not_read(handover: Handover, share: Share) -> None:
         (moves, "changed the parameter 'embedding.weight' during a step.*without optimizer.step"),
         (no_backward, r"call loss\.backward\(\) before contribute"),
         (too_many, "samples=9: this share has 8"),
-        (twice, "call contribute once in each round"),
+        (twice, "this peer has ended: no step is left to contribute to"),
         (figure(tokens=1.5), r"tokens=1\.5: expected a whole number"),
         (figure(tokens=1 << 64), "tokens=18446744073709551616: expected how many tokens"),
         (figure(samples=1.5), r"samples=1\.5: expected a whole number"),
@@ -324,6 +324,11 @@ def test_what_a_program_must_not_do_is_said_to_it(work: Callable[[Handover, Shar
     assert program.error is not None
     with pytest.raises(OperatorError, match=said):
         raise program.error
+
+
+def test_a_contribution_outside_of_a_round_is_refused() -> None:
+    with pytest.raises(OperatorError, match="call contribute once in each round"):
+        Handover(model()).contribute(1.0, None, 0)
 
 
 def test_a_program_s_loss_checks_as_the_built_in_one_does() -> None:
