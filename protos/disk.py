@@ -140,6 +140,12 @@ def remove_killed(beside: Path, prefix: str) -> None:
                     shutil.rmtree(path)
 
 
+def remove_at_end(path: Path) -> None:
+    """Remove a file that told others of this process; a disk that has become read-only keeps it, and is told elsewhere."""
+    with suppress(OSError):
+        path.unlink()
+
+
 def remove_left(path: Path) -> None:
     """Remove what is left of a write, if the disk lets it: a failure of the write itself is what people should hear of."""
     with suppress(OSError):
