@@ -24,7 +24,7 @@ from node.data.download import one_line
 from node.full_disk import is_full
 from node.mirror.mirror_places import BLOCK_BYTES, BUCKETS, FOLDER, Place, WebPlace, place_at
 from protos.address import SCHEMES
-from protos.disk import DiskError
+from protos.disk import DiskError, at_home
 from protos.errors import NetworkError, OperatorError
 from protos.waits import Waits
 
@@ -171,7 +171,7 @@ class _Places:
         self.folder: Path | None = None
         """If it is a folder of this machine."""
         if address and (parts is None or (parts.scheme == FOLDER and not parts.netloc)):
-            path = Path(address).expanduser() if parts is None else Path(unquote(parts.path))
+            path = at_home(address) if parts is None else Path(unquote(parts.path))
             self.folder = path.absolute().resolve()
             address = str(self.folder)
         elif parts is None or parts.scheme not in {*SCHEMES, *BUCKETS} or parts.query or parts.fragment:

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from node.data.download import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX, WebReader
 from protos.address import is_web
-from protos.disk import remove_left
+from protos.disk import at_home, remove_left
 from protos.errors import OperatorError
 
 BLOCK_BYTES: Final = 1 << 20
@@ -52,7 +52,7 @@ class FolderPlace:
 
     def __init__(self, address: str, below: str) -> None:
         path = unquote(urlsplit(address).path) if address.startswith(f"{FOLDER}://") else address
-        self.address, self._path = address, Path(path).expanduser() / below
+        self.address, self._path = address, at_home(path) / below
 
     def read(self, name: str, start: int, most: int, *, exactly: bool) -> Iterator[bytes]:
         """At most `most` bytes of a file from byte `start` on; `exactly`: these. Raises OSError."""
