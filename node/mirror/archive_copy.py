@@ -253,8 +253,8 @@ def _read_index(places: _Places) -> ArchiveIndex:
         index = ArchiveIndex.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise OperatorError(f"{place.address}: {INDEX} is no index of an archive: {where}: {first['msg']}") from error
+        why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise OperatorError(f"{place.address}: {INDEX} is no index of an archive: {why}") from error
     if len({file.name for file in index.files}) < len(index.files):
         raise OperatorError(f"{place.address}: {INDEX} names a file twice")
     return index
