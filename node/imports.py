@@ -13,10 +13,11 @@ import atexit
 import gc
 import importlib
 import logging
-import multiprocessing
+import os
 import sys
 import tempfile
 import threading
+from _multiprocessing import SemLock  # type: ignore[import-not-found]
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,9 @@ def _needed() -> None:
     except OSError as error:
         raise OperatorError("no folder takes temporary files, which torch needs: name one by TMPDIR") from error
     try:
-        multiprocessing.get_context("fork").Lock()
+        SemLock(0, 1, 1, f"/swarmentum-{os.getpid()}-{threading.get_ident()}", True)  # gone at once
+    except FileExistsError:
+        pass  # somebody was killed just there: they can be made
     except OSError as error:
         raise OperatorError(f"no semaphore can be made ({error.strerror}): mount a writable /dev/shm") from error
 
