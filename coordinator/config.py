@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from protos.disk import path_problem
+from protos.disk import at_home, path_problem
 from protos.errors import OperatorError
 from protos.mistakes import ADVERTISED, LISTEN, LISTEN_OR_NONE, PROXY_HOST
 from protos.toml_file import listed, read_layers
@@ -22,7 +22,7 @@ class CoordinatorSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    home: Path = Field(default_factory=lambda: Path.home() / ".swarmentum" / "coordinator", validate_default=True)
+    home: Path = Field(default=Path("~/.swarmentum/coordinator"), validate_default=True)
     """Folder of the key, the certificate and the journal."""
 
     listen: str = Field(default="0.0.0.0:7700", pattern=LISTEN)
@@ -56,6 +56,7 @@ class CoordinatorSettings(BaseModel):
     @field_validator("home")
     @classmethod
     def _nameable(cls, value: Path) -> Path:
+        value = at_home(value)
         if (why := path_problem(value)) is not None:
             raise ValueError(why)
         return value

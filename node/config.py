@@ -19,7 +19,7 @@ from node.earlier_settings import EARLIER, GIVEN, GONE, OPTIONS, TCP_ALONE, of_t
 from node.overlay.settings import OverlaySettings, Reachability
 from protos import toml_file
 from protos.address import parse_address
-from protos.disk import path_problem
+from protos.disk import at_home, path_problem
 from protos.errors import OperatorError, Refusal
 from protos.example import Setting, allowed, settings_of
 from protos.mistakes import MIRROR, PEER, PEER_ADDRESS, PEER_LISTEN, PEER_LISTEN_OR_ALL
@@ -36,7 +36,7 @@ UPLINK_PART_MAX: Final = 10
 class PeerSettings(LiveSettings):
     """Settings of `swarmentum join`, which `load_settings` reads."""
 
-    home: Path = Field(default_factory=lambda: Path.home() / ".swarmentum" / "peer", validate_default=True)
+    home: Path = Field(default=Path("~/.swarmentum/peer"), validate_default=True)
     """Folder of the peer: its identity, snapshots and momentum."""
 
     device: str = "auto"
@@ -120,9 +120,9 @@ class PeerSettings(LiveSettings):
     @field_validator("home")
     @classmethod
     def _person(cls, value: Path) -> Path:
-        if (why := path_problem(value.expanduser())) is not None:
+        if (why := path_problem(at_home(value))) is not None:
             raise ValueError(why)
-        return value.expanduser()
+        return at_home(value)
 
     @field_validator("bootstrap", "reachability", "track", "decline", "allow", mode="before")
     @classmethod

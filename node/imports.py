@@ -13,8 +13,11 @@ import atexit
 import gc
 import importlib
 import logging
+import os
 import sys
+import tempfile
 import threading
+from _multiprocessing import SemLock  # type: ignore[import-not-found]
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,12 +31,10 @@ from protos.errors import OperatorError
 def many_imports(*, said: bool = False) -> Iterator[None]:
     """Collect no garbage inside; afterwards, leave what was imported out of all later collections.
 
-    `said`: tell a person on stderr what takes the time, if torch is not here yet. OperatorError without a working folder.
+    `said`: tell a person on stderr what takes the time, if torch is not here yet. OperatorError if the system does not give
+    what they need.
     """
-    try:
-        Path.cwd()
-    except OSError as error:  # MKL ends the process for it, and says that it cannot load torch's library
-        raise OperatorError(f"the working folder cannot be used: {error.strerror}; go to another one (cd)") from error
+    _needed()
     if said and "torch" not in sys.modules:
         print("loading torch ...", file=sys.stderr, flush=True)
     was_on = gc.isenabled()
@@ -46,6 +47,25 @@ def many_imports(*, said: bool = False) -> Iterator[None]:
             atexit.unregister(gc.unfreeze)
             atexit.register(gc.unfreeze)  # otherwise C++ modules report leaks when Python ends
             gc.enable()
+
+
+def _needed() -> None:
+    """What the packages take for granted. MKL ends the process without a working folder, and says that it cannot load torch's
+    library; torch's and hivemind's imports end with a traceback."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise OperatorError(f"the working folder cannot be used: {error.strerror}; go to another one (cd)") from error
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise OperatorError("no folder takes temporary files, which torch needs: name one by TMPDIR") from error
+    try:
+        SemLock(0, 1, 1, f"/swarmentum-{os.getpid()}-{threading.get_ident()}", True)  # gone at once
+    except FileExistsError:
+        pass  # somebody was killed just there: they can be made
+    except OSError as error:
+        raise OperatorError(f"no semaphore can be made ({error.strerror}): mount a writable /dev/shm") from error
 
 
 def later(name: str) -> None:

@@ -82,6 +82,9 @@ def out_of_date(pem: bytes, now: datetime) -> str:
     )
 
 
+NO_TLS: Final = "what is there is another program, or this network's login page: open a browser, and log in"
+
+
 def fetch_certificate(
     address: str, sha256: bytes, seconds_max: float = CALL_SECONDS_MAX, proxy: HttpProxy | None = None
 ) -> bytes:
@@ -101,8 +104,9 @@ def fetch_certificate(
         ):
             certificate = secure.getpeercert(binary_form=True) or b""
     except (OSError, ValueError) as error:
+        why = NO_TLS if getattr(error, "reason", "") == "WRONG_VERSION_NUMBER" else str(error)
         by = "" if proxy is None else f", and not through the proxy {proxy.at} either"
-        raise NetworkError(f"no coordinator answers at {address}{by}: {error}") from error
+        raise NetworkError(f"no coordinator answers at {address}{by}: {why}") from error
     if hashlib.sha256(certificate).digest() != sha256:
         by = perhaps = ""
         if proxy is not None:

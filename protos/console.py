@@ -80,7 +80,9 @@ def lock_home(home: Path, who: str) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise OperatorError(f"--home {home}: another {who} is using it; stop it or choose another home") from error
+        held = isinstance(error, BlockingIOError)
+        why = f"another {who} is using it; stop it or" if held else f"its disk locks no files ({error.strerror});"
+        raise OperatorError(f"--home {home}: {why} choose another home") from error
     try:
         written = (home / FORMAT_FILE).read_text(errors="replace").strip()
     except OSError:

@@ -39,6 +39,22 @@ def check_no_folder(path: Path) -> None:
         raise OperatorError(f"{path} is a folder, and a file belongs there: move it away, and start again")
 
 
+def at_home(path: str | Path) -> Path:
+    """`path`, in which `~` is a user's home folder. OperatorError if there is none: a container may run as any number."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise OperatorError(f"{path}: this user has no home folder; set HOME, or give a whole path (--home)") from error
+
+
+def with_tilde(path: str) -> str:
+    """`path`, in which the user's home folder is `~`."""
+    with suppress(RuntimeError):
+        home = str(Path.home())
+        return f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
+    return path
+
+
 def path_problem(path: Path) -> str | None:
     """Why there can be no folder at `path`; None if there can. Safetensors and SQLAlchemy take paths in UTF-8 alone."""
     try:
@@ -138,6 +154,12 @@ def remove_killed(beside: Path, prefix: str) -> None:
                 with suppress(OSError), _opened(path) as handle:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path)
+
+
+def remove_at_end(path: Path) -> None:
+    """Remove a file that told others of this process; a disk that has become read-only keeps it, and is told elsewhere."""
+    with suppress(OSError):
+        path.unlink()
 
 
 def remove_left(path: Path) -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from protos.disk import with_tilde
 from protos.mistakes import expected
 
 COLUMNS = 100
@@ -148,7 +149,7 @@ def _default(field: FieldInfo, made: Any) -> str:
     if value is None or value is PydanticUndefined:
         return ""
     if isinstance(value, Path):
-        return json.dumps(str(value).replace(str(Path.home()), "~", 1))
+        return json.dumps(with_tilde(str(value)))
     if value == {}:
         return "{}"
     return json.dumps(value)  # of numbers, texts, truth values and lists, JSON is TOML

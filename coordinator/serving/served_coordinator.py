@@ -40,7 +40,7 @@ from coordinator.store.home_files import KnownRuns
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.wait_queues import FILE, FILE_BYTES_MAX, from_file
 from protos.console import lock_home
-from protos.disk import replace_bytes
+from protos.disk import remove_at_end, replace_bytes
 from protos.errors import OperatorError
 from protos.identity import Identity, short
 from protos.invite import Invite
@@ -171,7 +171,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         stack.push_async_callback(hub.stop)
         serving = _serving(settings, identity, certificate, port, metrics_server)
         serving.write(home)
-        stack.callback((home / "serving.json").unlink, missing_ok=True)
+        stack.callback(remove_at_end, home / "serving.json")
         tasks = [asyncio.ensure_future(_signalled())]
         stack.push_async_callback(_cancelled, asyncio.ensure_future(Bounded(port, gate.under_way.keys).run()))
         if shared(url):

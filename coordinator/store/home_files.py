@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from protos.calls import TLS_NAME
-from protos.disk import PRIVATE_MODE, check_no_folder, replace_bytes, write_bytes, writing
+from protos.disk import PRIVATE_MODE, check_no_folder, remove_at_end, replace_bytes, write_bytes, writing
 from protos.errors import OperatorError
 
 LOGIN_FILE: Final = "web-login.json"
@@ -96,7 +96,7 @@ class PageAddress:
 
     def remove(self) -> None:
         """The page is served no more."""
-        self._path.unlink(missing_ok=True)
+        remove_at_end(self._path)
 
     def read(self) -> str:
         """The address. OperatorError if there is no page."""

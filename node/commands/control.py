@@ -17,7 +17,7 @@ import typer
 from node.commands.options import EXIT_CODES, Json, SettingCommand, given_settings, link_from
 from node.control import control_server, words
 from node.control.control_server import call
-from protos.disk import replace_bytes, writing
+from protos.disk import at_home, replace_bytes, writing
 from protos.errors import OperatorError, SwarmentumError
 from protos.process import python_command
 from protos.text import amount, as_line, duration, print_json
@@ -283,7 +283,7 @@ def uninstall(
 
 def _link_file(run_id: str) -> Path:
     """The file with the invite of a service: a unit may be read by every user, and the link may hold a ticket."""
-    return Path.home() / ".swarmentum" / "services" / f"{run_id}.invite"
+    return at_home("~/.swarmentum/services") / f"{run_id}.invite"
 
 
 def _home_of(link: str, arguments: list[str]) -> Path:

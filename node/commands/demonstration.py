@@ -30,6 +30,7 @@ from node.commands.processes import ANCHOR, OFFLINE, LocalProcesses, Processes
 from node.commands.status import as_values
 from node.link.run_reader import read_facts
 from node.pictures import PeerTotals, allreduce_bytes, loss_chart, loss_png, peers_table, render
+from protos.disk import writing
 from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
 from protos.process import asked_to_stop, usable_cores
@@ -92,10 +93,11 @@ def prepare_output(output: Path) -> None:
         raise OperatorError(
             f"--output {output}: the folder is not empty and has no demo's results; choose another folder"
         )
-    if output.exists():
-        shutil.rmtree(output)
-    output.mkdir(parents=True)
-    (output / MARKER).write_text("{}\n")
+    with writing(output):
+        if output.exists():
+            shutil.rmtree(output)
+        output.mkdir(parents=True)
+        (output / MARKER).write_text("{}\n")
 
 
 def _look_at(data: Path, *, allowed: bool) -> None:

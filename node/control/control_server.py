@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import structlog
 
-from protos.disk import writing
+from protos.disk import remove_at_end, writing
 from protos.errors import NetworkError, OperatorError
 
 DOOR_FILE = "control.json"
@@ -115,7 +115,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Remove the file, and serve no more."""
-        self._path.unlink(missing_ok=True)
+        remove_at_end(self._path)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(STOP_SECONDS_MAX)

@@ -102,9 +102,9 @@ def begun(folder: Path, key: str, width: int) -> Iterator[Begun]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise DataError(
-                f"data build: another process builds in {folder}; wait for it, or name a new folder"
-            ) from error
+            held = isinstance(error, BlockingIOError)
+            why = "another process builds there; wait for it" if held else f"its disk locks no files ({error.strerror})"
+            raise DataError(f"data build: {folder}: {why}, or name a new folder") from error
         yield _load(folder, key, width)
 
 

@@ -77,6 +77,8 @@ async def way_to(invite: Invite) -> Way:
         return Way(address, round_trip, Fault("no coordinator answers"))
     try:
         return Way(address, round_trip, await look(invite))
+    except NetworkError as error:  # something took the connection: a network's login page, another program
+        return Way(address, fault_of(error), Fault("no coordinator answers"))
     except SwarmentumError as error:
         return Way(address, round_trip, fault_of(error))
 

@@ -24,7 +24,7 @@ from node.data.download import one_line
 from node.full_disk import is_full
 from node.mirror.mirror_places import BLOCK_BYTES, BUCKETS, FOLDER, Place, WebPlace, place_at
 from protos.address import SCHEMES
-from protos.disk import DiskError
+from protos.disk import DiskError, at_home
 from protos.errors import NetworkError, OperatorError
 from protos.waits import Waits
 
@@ -171,7 +171,7 @@ class _Places:
         self.folder: Path | None = None
         """If it is a folder of this machine."""
         if address and (parts is None or (parts.scheme == FOLDER and not parts.netloc)):
-            path = Path(address).expanduser() if parts is None else Path(unquote(parts.path))
+            path = at_home(address) if parts is None else Path(unquote(parts.path))
             self.folder = path.absolute().resolve()
             address = str(self.folder)
         elif parts is None or parts.scheme not in {*SCHEMES, *BUCKETS} or parts.query or parts.fragment:
@@ -253,8 +253,8 @@ def _read_index(places: _Places) -> ArchiveIndex:
         index = ArchiveIndex.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise OperatorError(f"{place.address}: {INDEX} is no index of an archive: {where}: {first['msg']}") from error
+        why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise OperatorError(f"{place.address}: {INDEX} is no index of an archive: {why}") from error
     if len({file.name for file in index.files}) < len(index.files):
         raise OperatorError(f"{place.address}: {INDEX} names a file twice")
     return index

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from node.data.download import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX, WebReader
 from protos.address import is_web
-from protos.disk import remove_left
+from protos.disk import at_home, remove_left
 from protos.errors import OperatorError
 
 BLOCK_BYTES: Final = 1 << 20
@@ -52,7 +52,7 @@ class FolderPlace:
 
     def __init__(self, address: str, below: str) -> None:
         path = unquote(urlsplit(address).path) if address.startswith(f"{FOLDER}://") else address
-        self.address, self._path = address, Path(path).expanduser() / below
+        self.address, self._path = address, at_home(path) / below
 
     def read(self, name: str, start: int, most: int, *, exactly: bool) -> Iterator[bytes]:
         """At most `most` bytes of a file from byte `start` on; `exactly`: these. Raises OSError."""
@@ -76,6 +76,7 @@ class FolderPlace:
     def write(self, name: str, blocks: Iterable[bytes]) -> None:
         """A new file, under its name once it is whole."""
         self._path.mkdir(parents=True, exist_ok=True)
+        self._sweep()
         fresh = self._path / f"{TEMPORARY}{secrets.token_hex(4)}"  # several anchors may write here
         try:
             with fresh.open("wb") as file:
@@ -89,16 +90,22 @@ class FolderPlace:
 
     def names(self) -> list[str]:
         """At most NAMES_MAX. Removes files that were begun long ago."""
+        self._sweep()
         found = []
         for entry in os.scandir(self._path):
             if entry.name.startswith(TEMPORARY):
-                if time.time() - entry.stat().st_mtime > TEMPORARY_SECONDS_MAX:
-                    Path(entry.path).unlink(missing_ok=True)
                 continue
             found.append(entry.name)
             if len(found) == NAMES_MAX:
                 break
         return found
+
+    def _sweep(self) -> None:
+        """Remove what writers began long ago and never ended: they were killed."""
+        for entry in os.scandir(self._path):
+            with suppress(FileNotFoundError):  # another writer sweeps, too
+                if entry.name.startswith(TEMPORARY) and time.time() - entry.stat().st_mtime > TEMPORARY_SECONDS_MAX:
+                    Path(entry.path).unlink()
 
     def delete(self, name: str) -> None:
         """Does nothing if the file is not there."""

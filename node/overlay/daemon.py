@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -24,10 +25,10 @@ from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
-from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of
+from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of, socket_folder
 from node.overlay.tunnels import Tunnels
 from protos.address import usable
-from protos.errors import NetworkError
+from protos.errors import NetworkError, SwarmentumError
 from protos.process import guarded
 from protos.text import printable
 from protos.waits import RETRY_SECONDS_MIN, Waits
@@ -74,6 +75,7 @@ Ready = Callable[[], Awaitable[None]]
 class _Process(P2P):  # type: ignore[misc]
     """p2pd with GossipSub, without a search for relays in strangers' tables; it never outlives this process."""
 
+    _UNIX_SOCKET_PREFIX: str
     flags: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
 
@@ -90,13 +92,18 @@ class _Process(P2P):  # type: ignore[misc]
         """
         structlog.get_logger("p2pd").debug("p2pd says", line=printable(line, P2PD_CHARACTERS_MAX))
 
+    def _terminate(self) -> None:
+        with suppress(OSError):  # its last work: the sockets, whose disk may have become read-only
+            super()._terminate()
+
     @classmethod
-    async def started(cls, *more: str, prefix: Sequence[str] = (), **options: Any) -> P2P:
-        """As `create`, with `more` of p2pd's flags, and `prefix` before its command; a cancelled start leaves no p2pd running:
-        hivemind forgets its child."""
+    async def started(cls, *more: str, folder: Path, prefix: Sequence[str] = (), **options: Any) -> P2P:
+        """As `create`, with `more` of p2pd's flags, its sockets in `folder`, and `prefix` before its command; a cancelled start
+        leaves no p2pd running: hivemind forgets its child."""
         made: list[P2P] = []
 
         class Remembered(cls):  # type: ignore[misc, valid-type]
+            _UNIX_SOCKET_PREFIX = f"/unix{folder}/"
             flags, before = more, tuple(prefix)
 
             def __init__(self) -> None:
@@ -118,6 +125,8 @@ class Daemon:
         self._peer_id, self._path, self._settings = peer_id, identity_path, settings
         self._tasks, self._log = tasks, log
         self._p2p: Any = None
+        self._folder: Path | None = None
+        self._seen: set[str] = set()
         self._closing = False
         self._restart_waits = Waits(RETRY_SECONDS_MIN, RESTART_SECONDS_MAX)
         self._changed: asyncio.Event | None = None
@@ -201,13 +210,34 @@ class Daemon:
             try:
                 flags = self._relaying()
                 prefix = environment(memory_bytes_max())
-                return await _Process.started(*flags, prefix=prefix, initial_peers=list(initial) or None, **options)
+                return await _Process.started(
+                    *flags, folder=self._sockets(), prefix=prefix, initial_peers=list(initial) or None, **options
+                )
             except P2PDaemonError as error:
                 if not left:
                     raise NetworkError(f"the libp2p daemon did not start: {error}") from error
                 self._log.info("the libp2p daemon did not start; trying again", tries_left=left, error=str(error))
             await asyncio.sleep(waits.next())
         raise AssertionError("no try was allowed")
+
+    def _sockets(self) -> Path:
+        """The folder of this daemon's sockets; another one if somebody has deleted it."""
+        if self._folder is None or not self._folder.is_dir():
+            self._folder = socket_folder(self._path.absolute().parent)
+        return self._folder
+
+    def _cut_off(self) -> bool:
+        """Whether a socket of the present p2pd is gone, though it works on: something cleans up among temporary files."""
+        try:
+            names = {path.name for path in self._folder.iterdir()} if self._folder else set()
+        except OSError:
+            names = set()
+        gone = self._seen - names
+        self._seen |= names
+        if not gone or self._closing or self._changed is not None:
+            return False
+        self._log.warning("the sockets of the libp2p daemon were deleted; ending it", folder=str(self._folder))
+        return True
 
     def _relaying(self) -> tuple[str, ...]:
         """The flags of a p2pd that relays for others, or not."""
@@ -217,7 +247,8 @@ class Daemon:
     async def _watch(self, p2p: Any, initial: list[str], ready: Ready, restarted: Ready) -> None:
         """Wait for the end of this p2pd, and start the next, for ever; hivemind's own handle stays "alive"."""
         began = time.monotonic()
-        await bounded(p2p._child, self._log)
+        self._seen = set()
+        await bounded(p2p._child, self._log, self._cut_off)
         if self._closing or p2p is not self._p2p:
             return
         delay = 0.0
@@ -238,7 +269,7 @@ class Daemon:
         while not self._closing:
             try:
                 await self._launch(initial, ready, restarted)
-            except (NetworkError, *FAILURES) as error:
+            except (SwarmentumError, *FAILURES) as error:
                 self._log.warning("the libp2p daemon does not start", error=str(error))
                 await asyncio.sleep(waits.next())
                 continue
@@ -282,6 +313,8 @@ class Daemon:
         """Stop p2pd."""
         if self._p2p is not None:
             await self._p2p.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         await self.tunnels.close()
 
 
@@ -322,16 +355,18 @@ def environment(bytes_max: int) -> list[str]:
     return ["env", f"GOMEMLIMIT={int(bytes_max * GO_PART) // MIB}MiB"]
 
 
-async def bounded(child: Any, log: Any) -> None:
-    """Wait for the end of a process, and end it if it takes more memory than `memory_bytes_max`."""
+async def bounded(child: Any, log: Any, cut_off: Callable[[], bool] = lambda: False) -> None:
+    """Wait for the end of a process; end it if it takes more memory than `memory_bytes_max`, or if nobody can speak with it."""
     ended = asyncio.ensure_future(child.wait())
     try:
         while not (await asyncio.wait({ended}, timeout=LOOK_SECONDS))[0]:
             most, size = memory_bytes_max(), taken(child.pid)
-            if size is not None and size > most:
+            large = size if size is not None and size > most else None
+            if large is not None:
                 log.warning(
-                    "the libp2p daemon takes too much memory; ending it", mb=size // 10**6, mb_max=most // 10**6
+                    "the libp2p daemon takes too much memory; ending it", mb=large // 10**6, mb_max=most // 10**6
                 )
+            if large is not None or cut_off():
                 for process in _family(child.pid):
                     process.kill()  # it may be too busy to end by itself
                 await ended

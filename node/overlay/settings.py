@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
+import re
+import shutil
 import socket
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
 from protos.errors import OperatorError
+from protos.text import printable
 
 EVERY = "*"
 """In place of an IP address: every address of this machine, IPv4 and IPv6."""
@@ -111,3 +117,32 @@ def _fault(host: str, port: int, kind: socket.SocketKind) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+# hivemind and p2pd speak over two sockets. Who may write to them steers p2pd, so they are in a folder of this user alone.
+
+SOCKET_NAME: Final = "p2pclient-0123456789a.sock"
+"""As long as hivemind's longest. A socket's whole path has at most 107 bytes (macOS: 103)."""
+PLAIN: Final = re.compile(r"[A-Za-z0-9._/-]+")
+"""A multiaddress writes other characters in another way than the disk."""
+
+
+def socket_folder(home: Path) -> Path:
+    """A new folder that takes sockets: for temporary files, in memory, or in the peer's home. OperatorError if none does."""
+    named = [os.environ.get(name, "") for name in ("TMPDIR", "XDG_RUNTIME_DIR")]
+    refused = []
+    for place in dict.fromkeys([*filter(os.path.isabs, named), "/tmp", "/var/tmp", "/dev/shm", str(home)]):  # noqa: S108
+        made = None
+        try:
+            made = Path(tempfile.mkdtemp(prefix="swarmentum-", dir=place))
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.bind(str(made / SOCKET_NAME))
+            (made / SOCKET_NAME).unlink()
+            if PLAIN.fullmatch(place):
+                return made
+            refused.append(f"{printable(place)}: its name has other characters than A-Z a-z 0-9 . _ -")
+        except OSError as error:
+            refused.append(f"{printable(place)}: {error.strerror or error}")
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+    raise OperatorError(f"no folder takes the sockets of the libp2p daemon; name one by TMPDIR ({'; '.join(refused)})")

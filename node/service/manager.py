@@ -7,7 +7,6 @@ program of the system has a deadline.
 
 from __future__ import annotations
 
-import getpass
 import os
 import plistlib
 import subprocess
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from protos.disk import write_bytes
+from protos.disk import at_home, write_bytes
 from protos.errors import OperatorError
 from protos.process import python_command
 from protos.text import printable
@@ -159,8 +158,7 @@ class Systemd:
     """systemd's user manager. Lingering keeps it alive while nobody is logged in."""
 
     def __init__(self) -> None:
-        config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-        self._folder = Path(config) / "systemd" / "user"
+        self._folder = at_home(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "systemd" / "user"
 
     def install(self, service: Service, *, start: bool) -> tuple[Path, list[str]]:
         file = self._folder / service.unit
@@ -176,12 +174,12 @@ class Systemd:
         needed("systemctl", "--user", "daemon-reload")
         needed("systemctl", "--user", "enable", service.unit)
         needed("systemctl", "--user", "restart", service.unit)
-        lingers = call("loginctl", "enable-linger", getpass.getuser())
+        lingers = call("loginctl", "enable-linger", str(os.getuid()))
         if not lingers.returncode:
             return file, []
         return file, [
             "The peer stops when you log out, because lingering is off. Turn it on: "
-            f"sudo loginctl enable-linger {getpass.getuser()}"
+            f"sudo loginctl enable-linger {os.getuid()}"
         ]
 
     def remove(self, run_id: str) -> Path:
@@ -215,7 +213,7 @@ class Launchd:
     """launchd of macOS, for the user who is logged in."""
 
     def __init__(self) -> None:
-        self._folder = Path.home() / "Library" / "LaunchAgents"
+        self._folder = at_home("~/Library/LaunchAgents")
 
     def install(self, service: Service, *, start: bool) -> tuple[Path, list[str]]:
         file, log = self._folder / f"{service.label}.plist", service.home / "service.log"

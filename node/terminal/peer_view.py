@@ -32,6 +32,7 @@ from textual.widgets import Footer
 from node.control import words
 from node.control.control_server import call
 from node.terminal.widgets import Curve, Fact, Heading, Help, Lines, Rule
+from protos.disk import with_tilde
 from protos.errors import SwarmentumError
 from protos.process import EXIT_INTERRUPTED
 from protos.text import duration, printable
@@ -223,7 +224,7 @@ class PeerView(App[int]):
         self.main.query_one("#steps", Lines).lines = tuple(("", *words.vote(fate)) for fate in reversed(told["last"]))
         self.main.query_one("#events", Lines).lines = tuple(map(_event, told["lines"]))
         if self._answered >= self._said_until:
-            self.say(f"log: {_short(self._log_file)}" if self._log_file else "")
+            self.say(f"log: {with_tilde(self._log_file)}" if self._log_file else "")
 
     def say(self, text: str, kind: str = "") -> None:
         """On the line above the keys."""
@@ -303,11 +304,6 @@ def local_time(at: str) -> str:
         return datetime.fromisoformat(at).astimezone().strftime("%H:%M:%S")
     except ValueError:
         return printable(at, 8)
-
-
-def _short(path: str) -> str:
-    home = str(Path.home())
-    return f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
 
 
 def main() -> int:

@@ -157,6 +157,7 @@ def test_a_strict_run_repeats_bit_for_bit(tmp_path: Path) -> None:
         (("--data", "/no/such/text"), "/no/such/text"),
         (("--group-size", "100"), "group_size"),
         (("--output", "/proc"), "/proc"),
+        (("--output", "/dev/null/out"), "/dev/null/out cannot be written: Not a directory"),
     ],
 )
 def test_wrong_use_is_said_before_anything_starts(flags: tuple[str, ...], word: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from node.archive.verify import verify
 from node.commands.copies import archive_at
 from node.mirror import archive_copy
 from node.mirror.archive_copy import INDEX, copy_to, fetch
+from node.mirror.mirror_places import TEMPORARY
 from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError
 from tests.system.web_folder import WebFolder
@@ -108,6 +109,21 @@ def test_only_what_is_new_is_copied_again(life: Life, tmp_path: Path) -> None:
     verdict = verify(place, None, None)
     assert verdict.ok
     assert verdict.steps == 6
+
+
+def test_what_killed_copies_left_goes_after_a_day(life: Life, tmp_path: Path) -> None:
+    """Each had left a file as large as a state, for ever."""
+    target = tmp_path / "mirror"
+    copy_to(life.archive, str(target), silent)
+    folder = next(path for path in target.iterdir() if path.is_dir())
+    old, young = folder / f"{TEMPORARY}old", folder / f"{TEMPORARY}young"
+    for path in (old, young):
+        path.write_bytes(b"half a state")
+    os.utime(old, (1, 1))
+    life.steps(2)
+    copy_to(life.archive, str(target), silent)
+    assert (old.exists(), young.exists()) == (False, True)
+    assert verify(target, None, None).ok
 
 
 def test_the_archive_of_another_run_is_not_overwritten(life: Life, tmp_path: Path) -> None:

@@ -119,3 +119,12 @@ def test_without_a_peer_the_person_is_told_what_to_do(tmp_path: Path) -> None:
     (tmp_path / DOOR_FILE).write_text(json.dumps({"port": port, "secret": "s"}))
     with pytest.raises(NetworkError, match="does not answer"):
         call(tmp_path, "greet")
+
+
+def test_a_file_that_the_disk_keeps_ends_no_stop(tmp_path: Path) -> None:
+    """A disk that has become read-only ended its peer by a traceback in place of the reason."""
+    door = ControlServer(tmp_path, {"greet": greet})
+    (tmp_path / DOOR_FILE).unlink()
+    (tmp_path / DOOR_FILE / "kept").mkdir(parents=True)  # as root, a disk that is written to can refuse it only so
+    door.close()
+    assert (tmp_path / DOOR_FILE / "kept").is_dir()

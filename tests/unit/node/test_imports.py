@@ -53,3 +53,25 @@ with many_imports():
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=Path.cwd())
     assert "OperatorError: the working folder cannot be used" in done.stderr
     assert "goes on" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("breaks", "told"),
+    [
+        ("tempfile._candidate_tempdir_list = lambda: [gone]", "OperatorError: no folder takes temporary files"),
+        ("os.getpid = lambda: 'no/name'", "OperatorError: no semaphore can be made"),
+    ],
+)
+def test_a_system_without_what_the_packages_need_is_told(tmp_path: Path, breaks: str, told: str) -> None:
+    """A container whose disk is read-only, or without /dev/shm: their imports ended with tracebacks."""
+    code = f"""
+import os, tempfile
+gone = {str(tmp_path / "gone")!r}
+{breaks}
+from node.imports import many_imports
+with many_imports():
+    print("goes on")
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=Path.cwd())
+    assert told in done.stderr.splitlines()[-1], done.stderr
+    assert "goes on" not in done.stdout

@@ -1,7 +1,9 @@
 """What a command logs of an error of ours: its traceback, and nothing of what the variables hold. And what it prints to streams
 that are full, closed, or know no umlauts."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,3 +92,18 @@ def test_a_home_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(OperatorError, match=r"a later version.*format 2, this one knows 1.*upgrade"):
             lock_home(tmp_path, "peer")
+
+
+def test_a_disk_without_locks_is_not_another_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre without -o flock, NFS without its lock daemon: the error named a peer that there is not."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    held = lock_home(tmp_path, "peer")
+    with pytest.raises(OperatorError, match="another peer is using it"):
+        lock_home(tmp_path, "peer")
+    held.close()
+    monkeypatch.setattr("fcntl.flock", refused)
+    with pytest.raises(OperatorError, match=r"its disk locks no files \(No locks available\); choose another home"):
+        lock_home(tmp_path, "peer")

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from pydantic import ValidationError
 
+from coordinator.config import CoordinatorSettings
+from node.config import PeerSettings
 from protos import disk
 from protos.disk import PRIVATE_MODE, DiskError, new_folder, path_problem, replace_bytes, replace_file
 from protos.errors import OperatorError
@@ -154,3 +157,28 @@ def test_there_is_no_folder_below_a_file(tmp_path: Path) -> None:
         assert str(path_problem(place)).startswith(f"{named} is no folder")
     with pytest.raises(OperatorError, match="is no folder"), new_folder(file / "page"):
         pass
+
+
+def test_a_user_without_a_home_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a number that has no name: each command ended with a traceback, `version` too."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    assert disk.with_tilde(f"{Path.home()}/peer") == "~/peer"
+    assert disk.at_home("~/peer") == Path.home() / "peer"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(OperatorError, match=r"~/peer: this user has no home folder; set HOME"):
+        disk.at_home("~/peer")
+    assert disk.at_home("/a/peer") == Path("/a/peer")
+    assert disk.with_tilde("/root/peer") == "/root/peer"
+    for settings in (PeerSettings, CoordinatorSettings):
+        assert settings(home=Path("/a/peer")).home == Path("/a/peer")
+        with pytest.raises(ValidationError, match="this user has no home folder"):
+            settings()
+
+
+def test_a_tilde_of_an_environment_is_the_home_folder() -> None:
+    """A unit of systemd passes it on as it is: a coordinator made a folder of that name."""
+    assert CoordinatorSettings(home=Path("~/c")).home == PeerSettings(home=Path("~/c")).home == Path.home() / "c"
