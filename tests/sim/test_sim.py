@@ -74,6 +74,12 @@ def test_a_payload_of_another_length_than_the_log_names_counts_as_nothing_everyw
     assert int(found[1]) > 0, told
 
 
+@few_seeds(3, 24)
+def test_peers_leave_find_a_file_damaged_or_have_lost_their_home_and_come_back(seeds: int) -> None:
+    faults = ("leave", "bad-disk", "lost-home", "slow-peer", "storm")
+    assert finished(start("--seeds", "5", str(5 + seeds), "--faults", *faults)).count("seed ") == seeds
+
+
 @pytest.mark.long
 @few_seeds(4, 16)
 def test_sums_are_those_of_their_votes_whatever_goes_wrong(seeds: int) -> None:

@@ -786,6 +786,26 @@ def test_evidence_against_strangers_fills_no_log() -> None:
     assert not harness.run.standings
 
 
+def test_who_comes_back_in_an_open_step_hears_what_it_announced() -> None:
+    """In a new home, with its key alone, it would announce another payload, and be excluded."""
+    harness = opened_together()
+    claim = replace(claim_of(harness.ticks[-1], 0), envelope=b"words")
+    harness.feed(Reported(key(0), claim=claim))
+    for attempt in (1, 2):
+        assert harness.run.step is not None
+        assert harness.run.step.tick.attempt == attempt
+        assert (key(0) in harness.run.step.claims) == (attempt == 1)
+        effects = [*harness.feed(joined(0)), *harness.feed(Connected(key(0)))]
+        told = [effect for effect in effects if isinstance(effect, SendAnnouncement | SendTick)]
+        assert told[0] == SendAnnouncement(b"words", to=key(0))
+        assert isinstance(told[1], SendTick)
+        harness.feed(Disconnected(key(0)))
+        harness.now = harness.run.step.deadline_at_ms  # nobody votes: the step opens again, without it
+        harness.feed(TimerFired())
+    contribute(harness, 1, 2)
+    assert SendAnnouncement(b"words", to=key(0)) not in [*harness.feed(joined(0)), *harness.feed(Connected(key(0)))]
+
+
 def test_who_holds_another_payload_than_its_author_claims_hears_the_authors_words() -> None:
     harness = opened()
     tick = harness.ticks[-1]

@@ -21,7 +21,8 @@ from protos.assignment import Range, SampleShare
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.tick import Tick
-from protos.v1 import update_pb2
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import envelope_pb2, update_pb2
 from tests.waiting import until
 
 RUN = b"r" * 32
@@ -157,3 +158,25 @@ async def test_own_votes_are_hashed_again_for_nobody(tmp_path: Path, monkeypatch
         assert counting.sha256.call_count == times
         await until(lambda neighbours=neighbours: neighbours.payloads(BOB, votes))
         await ada.parts.runtime.stop()
+
+
+async def test_what_a_lost_home_announced_is_taken_back_and_no_other_votes_are_announced(tmp_path: Path) -> None:
+    ada, _ = session(tmp_path / "one")
+    await published(ada, 1, b"votes")
+    envelope = (tmp_path / "one" / NAME).read_bytes()
+    again, neighbours = session(tmp_path / "other")
+    (tmp_path / "other").mkdir(exist_ok=True)
+    follower, said = again.parts.follower, envelope_pb2.SignedEnvelope.FromString(envelope)
+    forged = envelope_pb2.SignedEnvelope(kind=said.kind, body=said.body, run_id=RUN, public_key=ADA.public_key)
+    await follower._handle(pb.FollowResponse(announcement=forged))
+    assert not (tmp_path / "other" / NAME).exists()
+    assert sum(again.parts.counters.refused.values()) == 1
+    await follower._handle(pb.FollowResponse(announcement=said))
+    await published(again, 1, b"other votes")
+    assert (tmp_path / "other" / NAME).read_bytes() == envelope
+    assert again.parts.outbox.announcement is None, "it sits the step out"
+    open_step(again, 2)
+    await follower._handle(pb.FollowResponse(announcement=said))
+    await published(again, 2, b"votes of the next step")
+    await until(lambda: neighbours.sent[BOB.public_key])
+    assert neighbours.payloads(BOB, b"votes of the next step")
