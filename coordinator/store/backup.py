@@ -26,8 +26,9 @@ from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.database import of_file
 from coordinator.store.journal import Journal
 from protos.disk import remove_left, replace_file, write_bytes, writing
-from protos.errors import OperatorError
+from protos.errors import OperatorError, Refusal, SwarmentumError
 from protos.identity import Identity
+from protos.log import Chain
 from protos.version import software_version
 
 JOURNAL = "journal.sqlite3"
@@ -38,6 +39,7 @@ FORMAT = 1
 ABOUT_BYTES_MAX = 1 << 20
 KEY_BYTES_MAX = 1 << 16
 PRIVATE = 0o600
+ENTRIES_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,15 @@ class BackupSummary:
     """Of each other file, by name, in hex digits."""
 
 
+class DamagedJournalError(SwarmentumError):
+    """The backup is made, and in its journal a run cannot be read, or an entry is not what this coordinator signed."""
+
+
 def make(home: Path, file: Path) -> BackupSummary:
-    """Write a backup of `home` to `file`, which only its owner can read: it holds the coordinator's keys."""
+    """Write a backup of `home` to `file`, which only its owner can read: it holds the coordinator's keys.
+
+    Raises DamagedJournalError afterwards if a log in it does not hold: the coordinator reads none of it again while it serves.
+    """
     for name in (*KEYS, JOURNAL):
         if not (home / name).is_file():
             raise OperatorError(
@@ -67,7 +76,7 @@ def make(home: Path, file: Path) -> BackupSummary:
         with writing(file):
             _copy(home / JOURNAL, copy)
             files = {**{name: home / name for name in KEYS}, JOURNAL: copy}
-            heads = _heads(copy, home)
+            heads, damage = _heads(copy, home)
             hashes = {name: _sha256(path) for name, path in files.items()}
             about = BackupSummary(FORMAT, software_version(), time.time(), heads, hashes)
             contents = json.dumps(asdict(about)).encode()
@@ -80,6 +89,11 @@ def make(home: Path, file: Path) -> BackupSummary:
     finally:
         for left in (copy, *(copy.with_name(copy.name + end) for end in ("-wal", "-shm", "-journal"))):
             remove_left(left)
+    if damage:
+        raise DamagedJournalError(
+            f"{file} is written, and the journal in {home} is damaged: {'; '.join(damage)}. Keep the backups before this one: "
+            "they may hold those entries"
+        )
     return about
 
 
@@ -109,14 +123,31 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _heads(copy: Path, home: Path) -> dict[str, int]:
-    journal = Journal(of_file(copy), Identity.load_or_create(home / "identity.key"))
+def _heads(copy: Path, home: Path) -> tuple[dict[str, int], list[str]]:
+    """The newest step of each run by its id, and what is wrong with a log."""
+    identity = Identity.load_or_create(home / "identity.key")
+    journal = Journal(of_file(copy), identity)
     try:
         folds = FoldedRuns(journal)
         folds.catch_up()
-        return {folded.run.run_id.hex(): folded.at(0).head_step for folded in folds.runs()}
+        heads = {folded.run.run_id: folded.at(0).head_step for folded in folds.runs()}
+        damage = [f"run {run_id.hex()[:16]} cannot be read ({why})" for run_id, why in folds.left_out.items()]
+        chains = [(Chain(run_id, identity.public_key), head) for run_id, head in heads.items()]
+        damage += filter(None, (_damage(journal, chain, head) for chain, head in chains))
+        return {run_id.hex(): head for run_id, head in heads.items()}, damage
     finally:
         journal.close()
+
+
+def _damage(journal: Journal, chain: Chain, head: int) -> str:
+    """Why a log is not the chain of signed entries up to its head; empty if it is."""
+    try:
+        while chain.step < head and (page := journal.entries(chain.run_id, chain.step + 1, ENTRIES_AT_ONCE)):
+            for data in page:
+                chain.extend(data)
+    except Refusal as refusal:
+        return f"entry {chain.step + 1} of run {chain.run_id.hex()[:16]} does not hold ({refusal})"
+    return "" if chain.step >= head else f"entry {chain.step + 1} of run {chain.run_id.hex()[:16]} is missing"
 
 
 def _pack(opened: IO[bytes], about: bytes, files: dict[str, Path]) -> None:

@@ -35,7 +35,7 @@ def parsed(url: str | sa.URL) -> sa.URL:
         found = sa.make_url(url)
     except SQLAlchemyError as error:
         raise OperatorError(
-            f"`database` is not a SQLAlchemy URL, e.g. postgresql+psycopg://host/name: {error}"
+            f"`database` is not a SQLAlchemy URL, e.g. postgresql+psycopg://host/name: {reason(error)}"
         ) from error
     return found.set(drivername="postgresql+psycopg") if found.drivername in ("postgresql", "postgres") else found
 
@@ -51,6 +51,11 @@ def of_file(path: Path) -> sa.URL:
             f"an earlier version put this journal at {str(cut)!r}: stop it, and move that file to {path}"
         )
     return sa.URL.create("sqlite", database=str(path))
+
+
+def reason(error: SQLAlchemyError) -> str:
+    """What the database says, on one line."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
 def shared(url: sa.URL) -> bool:
@@ -77,7 +82,9 @@ def connected(url: sa.URL, *, writes: bool = True) -> sa.Engine:
         hint = "pip install '.[postgres]' in the folder of the repository" if shared(url) else "install it"
         raise OperatorError(f"the journal {hidden(url)!r} cannot be opened: {error}; {hint}") from error
     except SQLAlchemyError as error:
-        raise OperatorError(f"the journal {hidden(url)!r} cannot be opened: {error}; check `database`") from error
+        raise OperatorError(
+            f"the journal {hidden(url)!r} cannot be opened: {reason(error)}; check `database`"
+        ) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _durable_sqlite if writes else _read_only_sqlite)
     return engine
@@ -97,7 +104,7 @@ def making_tables(engine: sa.Engine, metadata: sa.MetaData) -> Iterator[sa.Conne
                 yield connection
     except SQLAlchemyError as error:
         raise OperatorError(
-            f"the journal {hidden(engine.url)!r} cannot be opened: {error}; check `database` and the disk"
+            f"the journal {hidden(engine.url)!r} cannot be opened: {reason(error)}; check `database` and the disk"
         ) from error
 
 

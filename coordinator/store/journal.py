@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock.effects import EntryCommitted, Record, SnapshotAgreed, SnapshotFact, Withdrawn
 from coordinator.store import record_codec
-from coordinator.store.database import connected, making_tables, of_file, parsed
+from coordinator.store.database import connected, making_tables, of_file, parsed, reason
 from coordinator.store.record_codec import ENTRY, SNAPSHOT, WITHDRAWN, Context
 from protos.envelope import parse
 from protos.errors import Refusal, SwarmentumError
@@ -345,4 +345,4 @@ def failing_as_journal_error(
         with begin() as connection:
             yield connection
     except SQLAlchemyError as error:
-        raise JournalError(f"the journal cannot be {what}: {getattr(error, 'orig', None) or error}") from error
+        raise JournalError(f"the journal cannot be {what}: {reason(error)}") from error

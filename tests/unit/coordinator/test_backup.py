@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from coordinator import __main__ as command
 from coordinator.config import CoordinatorSettings
 from coordinator.serving.served_coordinator import serve
-from coordinator.store import backup
+from coordinator.store import backup, checkpoint
 from protos.errors import OperatorError
 from protos.v1 import log_pb2
 from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, served
@@ -141,6 +141,41 @@ async def test_a_flipped_bit_of_any_file_is_found_and_a_half_restored_home_is_re
     assert backup.is_held(home)
     with pytest.raises(OperatorError, match="holds a coordinator already"):
         backup.restore(file, home)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (
+            "UPDATE records SET body = CAST(body || x'00' AS BLOB) WHERE step = 1 AND kind = 'entry'",
+            "entry 1 .* not hold",
+        ),
+        ("DELETE FROM records WHERE step = 1 AND kind = 'entry'", "entry 1 .* does not hold .*step 2, expected 1"),
+    ],
+)
+async def test_a_log_that_is_damaged_before_its_last_checkpoint_is_told(
+    harm: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator serves as if it were whole: it reads only what follows the checkpoint."""
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_EVERY", 2)
+    home = tmp_path / "home"
+    home.mkdir()
+    async with served(home, WAITS) as here, peers(here, 2) as swarm:
+        (home / "identity.key").write_bytes(COORDINATOR.to_libp2p())
+        await begin(here, swarm)
+        for _ in range(3):
+            await one_step(swarm)
+        assert here.journal.checkpoints(here.invite.run_id)[0]
+    backup.make(home, tmp_path / "whole.tar")
+    with closing(sqlite3.connect(home / backup.JOURNAL)) as journal, journal:
+        assert journal.execute(harm).rowcount == 1
+    with pytest.raises(backup.DamagedJournalError, match=f"(?s)tar is written, and .* damaged: {says}"):
+        backup.make(home, tmp_path / "damaged.tar")
+    backup.restore(tmp_path / "damaged.tar", tmp_path / "again")
+    with closing(sqlite3.connect(home / backup.JOURNAL)) as journal, journal:
+        journal.execute("DELETE FROM checkpoints")
+    with pytest.raises(backup.DamagedJournalError, match=r"damaged: run .* cannot be read"):
+        backup.make(home, tmp_path / "unread.tar")
 
 
 async def test_a_backup_ends_while_the_coordinator_writes_all_the_time(tmp_path: Path) -> None:
