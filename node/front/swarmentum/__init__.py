@@ -54,6 +54,21 @@ def _found(name: str) -> Path | None:
 
 _check_beside()
 
+
+def _peer_program() -> None:
+    """The command `swarmentum`."""
+    from node.__main__ import main
+
+    main()
+
+
+def _coordinator_program() -> None:
+    """The command `swarmentum-coordinator`."""
+    from coordinator.__main__ import main
+
+    main()
+
+
 if TYPE_CHECKING:
     from node.archive.verify import Verification
     from node.optim.demo import DeMoConfig

@@ -93,6 +93,23 @@ def test_a_foreign_package_in_the_place_of_ours_is_named_with_its_path(tmp_path:
         assert "rename it" in done.stderr
 
 
+@pytest.mark.parametrize("program", ["swarmentum", "swarmentum-coordinator"])
+def test_the_commands_name_a_foreign_package_too(tmp_path: Path, program: str) -> None:
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "__init__.py").write_text("print('somebody else')")
+    command = Path(sys.executable).with_name(program)
+    done = subprocess.run(
+        [command, "version"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1
+    assert f"the package 'node' at {tmp_path / 'node'} hides swarmentum's own at " in done.stderr
+    assert "somebody else" not in done.stdout
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The home of a peer that kept an archive, as the release 0.1.0 wrote it."""
