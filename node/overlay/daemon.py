@@ -248,6 +248,7 @@ class Daemon:
         """Wait for the end of this p2pd, and start the next, for ever; hivemind's own handle stays "alive"."""
         began = time.monotonic()
         self._seen = set()
+        self._cut_off()  # sees the sockets
         await bounded(p2p._child, self._log, self._cut_off)
         if self._closing or p2p is not self._p2p:
             return
