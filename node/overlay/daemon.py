@@ -221,8 +221,8 @@ class Daemon:
         raise AssertionError("no try was allowed")
 
     def _sockets(self) -> Path:
-        """The folder of this daemon's sockets; another one if somebody has deleted it."""
-        if self._folder is None or not self._folder.is_dir():
+        """The folder of this daemon's sockets; another one if somebody has deleted it, or its disk takes none any more."""
+        if self._folder is None or not os.access(self._folder, os.W_OK | os.X_OK):
             self._folder = socket_folder(self._path.absolute().parent)
         return self._folder
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -81,3 +82,18 @@ def test_where_none_does_the_error_names_all(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(OperatorError, match=r"name one by TMPDIR \(.*/var/tmp: Read-only file system; .*\)") as error:
         socket_folder(tmp_path)
     assert str(tmp_path) in str(error.value)
+
+
+def test_a_folder_on_a_disk_that_has_become_read_only_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """p2pd was started there again and again, for ever."""
+    anything: Any = None
+    started = daemon.Daemon("id", tmp_path / "identity.key", anything, anything, anything)
+    first = started._sockets()
+    assert started._sockets() == first
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)
+        second = started._sockets()
+    assert second != first
+    assert started._sockets() == second
+    for folder in (first, second):
+        shutil.rmtree(folder)
