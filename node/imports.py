@@ -61,9 +61,9 @@ def _needed() -> None:
     except OSError as error:
         raise OperatorError("no folder takes temporary files, which torch needs: name one by TMPDIR") from error
     try:
-        SemLock(0, 1, 1, f"/swarmentum-{os.getpid()}-{threading.get_ident()}", True)  # gone at once
+        SemLock(0, 1, 1, f"/swarmentum-{os.getpid()}", True)  # gone at once; macOS takes 30 characters
     except FileExistsError:
-        pass  # somebody was killed just there: they can be made
+        pass  # another thread is just there, or somebody was killed there: they can be made
     except OSError as error:
         raise OperatorError(f"no semaphore can be made ({error.strerror}): mount a writable /dev/shm") from error
 

@@ -38,20 +38,25 @@ class Stop:
     """
 
     def __init__(self, before_leaving: Callable[[], None] = lambda: None) -> None:
-        self._asked = threading.Event()
+        self._asked = False
+        self._changed = threading.Condition()
         self._nothing_to_save = False
         self._before_leaving = before_leaving
 
     def __call__(self) -> bool:
-        return self._asked.is_set()
+        return self._asked
 
     def wait(self, seconds: float) -> bool:
         """Sleep, and wake when a stop is requested."""
-        return self._asked.wait(seconds)
+        with self._changed:
+            return self._changed.wait_for(self, seconds)
 
     def ask(self) -> None:
-        """The owner wants the peer to end, without a signal."""
-        self._asked.set()
+        """The owner wants the peer to end, without a signal. A handler, or the garbage collector, may call it within `wait`,
+        where the lock of an Event would wait for itself."""
+        self._asked = True
+        with self._changed:
+            self._changed.notify_all()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -72,7 +77,7 @@ class Stop:
         if self._nothing_to_save or (self() and number != signal.SIGHUP):
             self._before_leaving()
             leave()
-        self._asked.set()
+        self.ask()
 
 
 # A fact that takes a while to ask for, such as one of another process: asked in the background, told from memory.

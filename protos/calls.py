@@ -82,6 +82,8 @@ def out_of_date(pem: bytes, now: datetime) -> str:
     )
 
 
+NO_TLS_REASONS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
+"""Of OpenSSL 3.0, 3.2 and 1.0, for an answer in clear text."""
 NO_TLS: Final = "what is there is another program, or this network's login page: open a browser, and log in"
 
 
@@ -104,7 +106,7 @@ def fetch_certificate(
         ):
             certificate = secure.getpeercert(binary_form=True) or b""
     except (OSError, ValueError) as error:
-        why = NO_TLS if getattr(error, "reason", "") == "WRONG_VERSION_NUMBER" else str(error)
+        why = NO_TLS if getattr(error, "reason", "") in NO_TLS_REASONS else str(error)
         by = "" if proxy is None else f", and not through the proxy {proxy.at} either"
         raise NetworkError(f"no coordinator answers at {address}{by}: {why}") from error
     if hashlib.sha256(certificate).digest() != sha256:

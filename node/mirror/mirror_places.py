@@ -52,7 +52,7 @@ class FolderPlace:
 
     def __init__(self, address: str, below: str) -> None:
         path = unquote(urlsplit(address).path) if address.startswith(f"{FOLDER}://") else address
-        self.address, self._path = address, at_home(path) / below
+        self.address, self._path, self._is_swept = address, at_home(path) / below, False
 
     def read(self, name: str, start: int, most: int, *, exactly: bool) -> Iterator[bytes]:
         """At most `most` bytes of a file from byte `start` on; `exactly`: these. Raises OSError."""
@@ -76,7 +76,8 @@ class FolderPlace:
     def write(self, name: str, blocks: Iterable[bytes]) -> None:
         """A new file, under its name once it is whole."""
         self._path.mkdir(parents=True, exist_ok=True)
-        self._sweep()
+        if not self._is_swept:  # once: an archive has thousands of files
+            self._sweep()
         fresh = self._path / f"{TEMPORARY}{secrets.token_hex(4)}"  # several anchors may write here
         try:
             with fresh.open("wb") as file:
@@ -101,11 +102,13 @@ class FolderPlace:
         return found
 
     def _sweep(self) -> None:
-        """Remove what writers began long ago and never ended: they were killed."""
-        for entry in os.scandir(self._path):
-            with suppress(FileNotFoundError):  # another writer sweeps, too
-                if entry.name.startswith(TEMPORARY) and time.time() - entry.stat().st_mtime > TEMPORARY_SECONDS_MAX:
-                    Path(entry.path).unlink()
+        """Remove what writers began long ago and never ended: they were killed. As far as it is there, and ours to remove."""
+        self._is_swept = True
+        with suppress(OSError), os.scandir(self._path) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    if entry.name.startswith(TEMPORARY) and time.time() - entry.stat().st_mtime > TEMPORARY_SECONDS_MAX:
+                        Path(entry.path).unlink()
 
     def delete(self, name: str) -> None:
         """Does nothing if the file is not there."""

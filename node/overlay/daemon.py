@@ -221,8 +221,8 @@ class Daemon:
         raise AssertionError("no try was allowed")
 
     def _sockets(self) -> Path:
-        """The folder of this daemon's sockets; another one if somebody has deleted it."""
-        if self._folder is None or not self._folder.is_dir():
+        """The folder of this daemon's sockets; another one if somebody has deleted it, or its disk takes none any more."""
+        if self._folder is None or not os.access(self._folder, os.W_OK | os.X_OK):
             self._folder = socket_folder(self._path.absolute().parent)
         return self._folder
 
@@ -248,6 +248,7 @@ class Daemon:
         """Wait for the end of this p2pd, and start the next, for ever; hivemind's own handle stays "alive"."""
         began = time.monotonic()
         self._seen = set()
+        self._cut_off()  # sees the sockets
         await bounded(p2p._child, self._log, self._cut_off)
         if self._closing or p2p is not self._p2p:
             return

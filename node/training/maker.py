@@ -305,10 +305,10 @@ class Handover:
         with self._changed:
             while self._offered is None and not self._ended:
                 self._changed.wait(LOOK_SECONDS)
-            self._taken, self._offered = self._offered, None
-            if self._taken is not None:
+            if self._offered is not None:  # until the look is done nothing is taken: Ctrl-C may end it
+                self._before = Unmoved(self.model, thoroughly=self._rounds < THOROUGH_TIMES)
                 self._rounds += 1
-                self._before = Unmoved(self.model, thoroughly=self._rounds <= THOROUGH_TIMES)
+            self._taken, self._offered = self._offered, None
 
     def contribute(self, loss: Tensor | float, samples: int | None, tokens: int) -> None:
         """The gradient in `.grad` is this peer's. Raises OperatorError for figures that cannot be.

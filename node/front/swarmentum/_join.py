@@ -70,9 +70,9 @@ class PeerThread:
         except BaseException as error:  # noqa: BLE001 - it is raised again where the program waits
             self.error = error
         finally:
+            _open.discard(self)  # first: the program may join again as soon as it hears of the end
             self.handover.end()
             self.ready.set()
-            _open.discard(self)
 
     @property
     def is_here(self) -> bool:

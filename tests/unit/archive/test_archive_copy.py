@@ -116,6 +116,8 @@ def test_what_killed_copies_left_goes_after_a_day(life: Life, tmp_path: Path) ->
     target = tmp_path / "mirror"
     copy_to(life.archive, str(target), silent)
     folder = next(path for path in target.iterdir() if path.is_dir())
+    (others := folder / f"{TEMPORARY}others").mkdir()  # as a file of another user, in a folder where all may write
+    os.utime(others, (1, 1))
     old, young = folder / f"{TEMPORARY}old", folder / f"{TEMPORARY}young"
     for path in (old, young):
         path.write_bytes(b"half a state")

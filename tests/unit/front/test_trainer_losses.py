@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from protos.errors import OperatorError
+from node.training.maker import Handover
+from protos.errors import NetworkError, OperatorError
+from swarmentum import _join
 from swarmentum._join import PeerThread, SwarmOptimizer
 
 
@@ -100,6 +103,25 @@ def test_a_forked_process_does_not_leave_the_run_for_the_peer() -> None:
     peer = object.__new__(PeerThread)
     peer._process = os.getppid()
     peer.close()
+
+
+def test_the_home_is_free_once_the_program_hears_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that joined again at once was told that an earlier peer uses the home, and to call its close()."""
+    homes = list[list[Path]]()
+
+    class Heard(Handover):
+        def end(self) -> None:
+            homes.append([peer.home for peer in _join._open])
+
+    def lost(*_: object, **__: object) -> None:
+        raise NetworkError("the coordinator was silent")
+
+    monkeypatch.setattr(_join, "take_part", lost)
+    settings: Any = SimpleNamespace(home=tmp_path, threads=None)
+    peer = PeerThread("link", settings, Heard(Line()), reads=True)
+    peer.thread.join(240)
+    assert isinstance(peer.error, NetworkError)
+    assert homes == [[]]
 
 
 def test_a_loss_counts_where_a_backward_pass_went_through_it_and_its_gradient_is_still_there() -> None:

@@ -13,6 +13,7 @@ from node.building import assemble
 from node.data.samples import Samples
 from node.model.gradients import GradResult, loss
 from node.optim.step import NonFiniteGradient
+from node.training import maker
 from node.training.maker import GradientMaker, Handover, NoVotes, Share, Unread
 from node.training.replica import Replica
 from protos.assignment import Range
@@ -329,6 +330,31 @@ def test_what_a_program_must_not_do_is_said_to_it(work: Callable[[Handover, Shar
 def test_a_contribution_outside_of_a_round_is_refused() -> None:
     with pytest.raises(OperatorError, match="call contribute once in each round"):
         Handover(model()).contribute(1.0, None, 0)
+
+
+def test_ctrl_c_in_the_look_at_a_new_share_leaves_the_share_for_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken without the look: the swarm's own move before it was then the program's fault."""
+    made = replica(Handover)
+    handover = made.maker
+    assert isinstance(handover, Handover)
+    training = threading.Thread(target=gradients, args=(made,), daemon=True)
+    looks = maker.Unmoved
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(maker, "Unmoved", interrupted)
+    training.start()
+    with pytest.raises(KeyboardInterrupt):
+        handover.take()
+    assert not handover.has_share
+    monkeypatch.setattr(maker, "Unmoved", looks)
+    share = handover.take()
+    assert share is not None
+    handover.end()  # no share follows
+    own_loop(handover, share)
+    training.join(240)
+    assert not training.is_alive()
 
 
 def test_a_program_s_loss_checks_as_the_built_in_one_does() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from node.imports import later
+from node import imports
+from node.imports import later, many_imports
 
 
 def test_a_module_is_loaded_by_its_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +76,13 @@ with many_imports():
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=Path.cwd())
     assert told in done.stderr.splitlines()[-1], done.stderr
     assert "goes on" not in done.stdout
+
+
+def test_the_semaphore_that_is_tried_has_a_name_that_macos_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 30 characters: each command said that no semaphore can be made."""
+    names = list[str]()
+    monkeypatch.setattr(imports, "SemLock", lambda *given: names.append(given[3]))
+    with many_imports():
+        pass
+    (name,) = names
+    assert len(name) <= 30

@@ -1,6 +1,7 @@
 """A network that answers everything itself, as a hotel's does until somebody logs in: it is not the coordinator."""
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +35,18 @@ def page() -> Iterator[str]:
 
 def test_it_is_told_by_what_it_is(page: str) -> None:
     with pytest.raises(NetworkError, match=rf"no coordinator answers at {page}: .*this network's login page"):
+        fetch_certificate(page, bytes(32))
+
+
+@pytest.mark.parametrize("reason", ["WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"])
+def test_so_it_is_with_the_words_of_each_openssl(page: str, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        error = ssl.SSLError(1, f"[SSL: {reason}] (_ssl.c:1000)")
+        error.reason = reason
+        raise error
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", refuses)
+    with pytest.raises(NetworkError, match="this network's login page"):
         fetch_certificate(page, bytes(32))
 
 

@@ -1,13 +1,16 @@
 """The training thread waits for events with a deadline, whatever signals come meanwhile."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 
+from node.owner_commands import Stop
 from node.swarm.api import Swarm
 
 
@@ -54,3 +57,22 @@ def test_a_call_that_grpc_ends_after_its_loop_is_no_traceback_and_all_else_is_on
     swarm._loop.call_exception_handler({**late, "exception": RuntimeError("other")})
     swarm._loop.call_exception_handler({"message": "Task exception", "exception": RuntimeError("Event loop is closed")})
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
+
+
+def test_a_stop_may_be_asked_for_anywhere_within_the_wait_for_it() -> None:
+    """By a signal, or by the garbage collector, which ends a program's peer: both come between any two lines of a thread."""
+    stop, found, inside = Stop(), list[bool](), list[str]()
+
+    def asks(frame: FrameType, event: str, given: Any) -> None:
+        if frame.f_code is threading.Condition.wait.__code__ and not stop():
+            inside.append(frame.f_code.co_name)
+            stop.ask()
+
+    def waits() -> None:
+        sys.settrace(asks)
+        found.append(stop.wait(0.01))
+
+    waiter = threading.Thread(target=waits, daemon=True)
+    waiter.start()
+    waiter.join(30)
+    assert (found, inside[-1:]) == ([True], ["wait"])

@@ -1,9 +1,11 @@
 """The sockets between a peer and its p2pd: where they are, who may write to them, and what happens if somebody deletes them."""
 
+import asyncio
 import os
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -30,7 +32,9 @@ async def test_deleted_sockets_come_back_and_peers_reach_each_other(tmp_path: Pa
         async with hosts(tmp_path, 2) as (ada, bob):
             (first, _) = folders
             assert len(list(first.iterdir())) == 2
-            await until("a first look", lambda: bool(ada._daemon._seen))
+            await asyncio.sleep(0)
+            assert bob._daemon._seen, "from the start on: a cleaner may come at once"
+            assert ada._daemon._seen
             shutil.rmtree(first)
             await until("the next start", lambda: ada.restarts == 1 and len(folders) == 3)
 
@@ -78,3 +82,18 @@ def test_where_none_does_the_error_names_all(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(OperatorError, match=r"name one by TMPDIR \(.*/var/tmp: Read-only file system; .*\)") as error:
         socket_folder(tmp_path)
     assert str(tmp_path) in str(error.value)
+
+
+def test_a_folder_on_a_disk_that_has_become_read_only_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """p2pd was started there again and again, for ever."""
+    anything: Any = None
+    started = daemon.Daemon("id", tmp_path / "identity.key", anything, anything, anything)
+    first = started._sockets()
+    assert started._sockets() == first
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)
+        second = started._sockets()
+    assert second != first
+    assert started._sockets() == second
+    for folder in (first, second):
+        shutil.rmtree(folder)
