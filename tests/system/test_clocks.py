@@ -73,5 +73,6 @@ def test_clocks_that_are_off_and_jump_cost_no_step_and_no_vote(swarm: WrongClock
     swarm.join("cyd")
     wait_for("vote of cyd that counts", lambda: accepted(swarm, "cyd") > counted)
     steps = [line["step"] for line in swarm.steps("bob")]
-    assert steps == list(range(1, len(steps) + 1)), "bob lost a step or applied one twice"
+    first = steps[0]  # a slow start loads a snapshot
+    assert steps == list(range(first, first + len(steps))), "bob lost a step or applied one twice"
     all_equal(swarm, *names)
