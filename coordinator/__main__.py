@@ -157,7 +157,8 @@ def backup(
         raise OperatorError(
             "the journal is in a database of its own: back that up (pg_dump), and copy the three key files"
         )
-    about = store.make(chosen.home, file)
+    with Console(stderr=True).status("copying the journal, then checking each of its entries"):
+        about = store.make(chosen.home, file)
     if as_json:
         print_json({"file": str(file), **asdict(about)})
         return

@@ -76,9 +76,12 @@ def make(home: Path, file: Path) -> BackupSummary:
         with writing(file):
             _copy(home / JOURNAL, copy)
             files = {**{name: home / name for name in KEYS}, JOURNAL: copy}
-            heads, damage = _heads(copy, home)
+            identity = Identity.load_or_create(home / "identity.key")
+            with closing(Journal(of_file(copy), identity)) as journal:
+                heads, damage = _heads(journal)
             hashes = {name: _sha256(path) for name, path in files.items()}
-            about = BackupSummary(FORMAT, software_version(), time.time(), heads, hashes)
+            runs = {run_id.hex(): head for run_id, head in heads.items()}
+            about = BackupSummary(FORMAT, software_version(), time.time(), runs, hashes)
             contents = json.dumps(asdict(about)).encode()
             replace_file(
                 file,
@@ -86,6 +89,9 @@ def make(home: Path, file: Path) -> BackupSummary:
                 lambda opened: _pack(opened, contents, files),
                 mode=PRIVATE,
             )
+        with closing(Journal(of_file(copy), identity)) as journal:
+            chains = [(Chain(run_id, identity.public_key), head) for run_id, head in heads.items()]
+            damage += filter(None, (_damage(journal, chain, head) for chain, head in chains))
     finally:
         for left in (copy, *(copy.with_name(copy.name + end) for end in ("-wal", "-shm", "-journal"))):
             remove_left(left)
@@ -123,20 +129,12 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _heads(copy: Path, home: Path) -> tuple[dict[str, int], list[str]]:
-    """The newest step of each run by its id, and what is wrong with a log."""
-    identity = Identity.load_or_create(home / "identity.key")
-    journal = Journal(of_file(copy), identity)
-    try:
-        folds = FoldedRuns(journal)
-        folds.catch_up()
-        heads = {folded.run.run_id: folded.at(0).head_step for folded in folds.runs()}
-        damage = [f"run {run_id.hex()[:16]} cannot be read ({why})" for run_id, why in folds.left_out.items()]
-        chains = [(Chain(run_id, identity.public_key), head) for run_id, head in heads.items()]
-        damage += filter(None, (_damage(journal, chain, head) for chain, head in chains))
-        return {run_id.hex(): head for run_id, head in heads.items()}, damage
-    finally:
-        journal.close()
+def _heads(journal: Journal) -> tuple[dict[bytes, int], list[str]]:
+    """The newest step of each run by its id, and why others cannot be read."""
+    folds = FoldedRuns(journal)
+    folds.catch_up()
+    heads = {folded.run.run_id: folded.at(0).head_step for folded in folds.runs()}
+    return heads, [f"run {run_id.hex()[:16]} cannot be read ({why})" for run_id, why in folds.left_out.items()]
 
 
 def _damage(journal: Journal, chain: Chain, head: int) -> str:

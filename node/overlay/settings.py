@@ -119,7 +119,7 @@ def _fault(host: str, port: int, kind: socket.SocketKind) -> str:
     return ""
 
 
-# hivemind and p2pd speak over two sockets. Who may write to them steers p2pd, so they are in a folder of this user alone.
+# hivemind and p2pd speak over two sockets. They are in a folder of this user alone: a program that writes to them steers p2pd.
 
 SOCKET_NAME: Final = "p2pclient-0123456789a.sock"
 """As long as hivemind's longest. A socket's whole path has at most 107 bytes (macOS: 103)."""

@@ -106,7 +106,7 @@ def _leave_all() -> None:
 
 
 def _wait_for(home: Path) -> None:
-    """Until an earlier peer of this program, which is ending, has left its home. Raises OperatorError if it does not end."""
+    """Until an earlier peer of this program, which is ending, has left its home. Raises OperatorError for one that is not."""
     for peer in [it for it in list(_open) if it.is_here and it.home == home.resolve()]:
         if not peer.stop():
             raise OperatorError(
