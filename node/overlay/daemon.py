@@ -23,7 +23,8 @@ import psutil
 import structlog
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, raise_if_failed, read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
 
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of, socket_folder
 from node.overlay.tunnels import Tunnels
@@ -149,11 +150,28 @@ class Daemon:
         assert self._p2p is not None, "the host is not started"
         return self._p2p
 
-    async def connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the daemon's own socket, for one request."""
-        opened: tuple[asyncio.StreamReader, asyncio.StreamWriter]
-        opened = await DaemonConnector(self.p2p.daemon_listen_maddr).open_connection()
-        return opened
+    async def open(
+        self, request: p2pd_pb2.Request
+    ) -> tuple[p2pd_pb2.Response, asyncio.StreamReader, asyncio.StreamWriter]:
+        """p2pd's answer, on a connection of its own that the caller closes. hivemind's calls leave theirs open if their wait is
+        cancelled."""
+        reader, writer = await DaemonConnector(self.p2p.daemon_listen_maddr).open_connection()
+        try:
+            await write_pbmsg(writer, request)
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+        except BaseException:
+            writer.close()
+            raise
+        return response, reader, writer
+
+    async def ask(self, kind: int, seconds_max: float, **parts: Any) -> p2pd_pb2.Response:
+        """p2pd's whole answer. Raises one of FAILURES."""
+        async with asyncio.timeout(seconds_max):
+            response, _, writer = await self.open(p2pd_pb2.Request(type=kind, **parts))
+        writer.close()
+        raise_if_failed(response)
+        return response
 
     async def start(self, bootstrap: tuple[str, ...], ready: Ready, restarted: Ready) -> None:
         """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError.

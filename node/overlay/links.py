@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from hivemind.p2p import PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, raise_if_failed
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
@@ -55,9 +55,9 @@ class Links:
 
     async def addresses(self) -> list[str]:
         """Multiaddresses that other peers can dial, relayed ones included; loopback only if there is no other."""
-        asked = self._daemon.p2p.get_visible_maddrs(latest=True)
         try:
-            found = [str(address) for address in await asyncio.wait_for(asked, ADDRESSES_SECONDS_MAX)]
+            told = (await self._daemon.ask(p2pd_pb2.Request.IDENTIFY, ADDRESSES_SECONDS_MAX)).identify
+            found = [f"{Multiaddr(address)}/p2p/{PeerID(told.id).to_base58()}" for address in told.addrs]
         except (ValueError, *FAILURES):
             return []
         outside = [address for address in found if "/127.0.0.1/" not in address and "/::1/" not in address]
@@ -65,31 +65,29 @@ class Links:
 
     async def connected(self) -> dict[str, bool]:
         """Ids of the connected peers, and whether the connection is direct (False: through a relay only)."""
-        try:
-            peers = await asyncio.wait_for(self._daemon.p2p.list_peers(), CONNECT_SECONDS_MAX)
-        except FAILURES:
-            return {}
         found: dict[str, bool] = {}
-        for peer in peers:
-            direct = any(CIRCUIT not in str(address) for address in peer.addrs)
-            found[peer.peer_id.to_base58()] = found.get(peer.peer_id.to_base58(), False) or direct
+        for remote, address in await self._peers():
+            found[remote] = found.get(remote, False) or CIRCUIT not in address
         self.relayed = frozenset(remote for remote, direct in found.items() if not direct)
         return found
 
     async def remotes(self) -> list[Remote]:
         """The peers with a direct connection, and where they are."""
+        found: dict[str, Remote] = {}
+        for remote, told in await self._peers():
+            address = self._daemon.tunnels.real(told.partition("/p2p/")[0])
+            words = address.split("/")
+            if CIRCUIT not in told and len(words) > 4 and words[1] in {"ip4", "ip6"}:
+                found.setdefault(remote, Remote(remote, address, words[2]))
+        return list(found.values())
+
+    async def _peers(self) -> list[tuple[str, str]]:
+        """Each connected peer with each of its addresses; none if p2pd does not say."""
         try:
-            peers = await asyncio.wait_for(self._daemon.p2p.list_peers(), CONNECT_SECONDS_MAX)
+            peers = (await self._daemon.ask(p2pd_pb2.Request.LIST_PEERS, CONNECT_SECONDS_MAX)).peers
         except FAILURES:
             return []
-        found: dict[str, Remote] = {}
-        for peer in peers:
-            for told in map(str, peer.addrs):
-                address = self._daemon.tunnels.real(told.partition("/p2p/")[0])
-                words, remote = address.split("/"), peer.peer_id.to_base58()
-                if CIRCUIT not in told and len(words) > 4 and words[1] in {"ip4", "ip6"}:
-                    found.setdefault(remote, Remote(remote, address, words[2]))
-        return list(found.values())
+        return [(PeerID(peer.id).to_base58(), str(Multiaddr(address))) for peer in peers for address in peer.addrs]
 
     async def seen_at(self, remote: str) -> str | None:
         """The IP address that this peer sees a directly connected peer at."""
@@ -150,11 +148,13 @@ class Links:
             await self._dial(remote, [])
 
     async def _dial(self, remote: str, addresses: list[Multiaddr]) -> None:
-        call = self._daemon.p2p._client.connect(PeerID.from_base58(remote), addresses)
-        await asyncio.wait_for(call, CONNECT_SECONDS_MAX)
+        where = [address.to_bytes() for address in addresses]
+        wanted = p2pd_pb2.ConnectRequest(peer=PeerID.from_base58(remote).to_bytes(), addrs=where)
+        await self._daemon.ask(p2pd_pb2.Request.CONNECT, CONNECT_SECONDS_MAX, connect=wanted)
 
     async def _disconnect(self, remote: str) -> None:
-        await asyncio.wait_for(self._daemon.p2p._client.disconnect(PeerID.from_base58(remote)), CONNECT_SECONDS_MAX)
+        wanted = p2pd_pb2.DisconnectRequest(peer=PeerID.from_base58(remote).to_bytes())
+        await self._daemon.ask(p2pd_pb2.Request.DISCONNECT, CONNECT_SECONDS_MAX, disconnect=wanted)
 
 
 STREAM_OPEN_SECONDS_MAX = 10.0
@@ -223,16 +223,13 @@ class OverlayStreams:
         await self._links.drop(target)
 
     async def _open(self, remote: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """hivemind's own call leaves its connection to p2pd open when the stream is refused or the wait is cancelled."""
-        target = PeerID.from_base58(remote)
-        reader, writer = await self._daemon.connection()
+        wanted = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(remote).to_bytes(), proto=[protocol])
+        response, reader, writer = await self._daemon.open(
+            p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=wanted)
+        )
         try:
-            wanted = p2pd_pb2.StreamOpenRequest(peer=target.to_bytes(), proto=[protocol])
-            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=wanted))
-            response = p2pd_pb2.Response()
-            await read_pbmsg_safe(reader, response)
             raise_if_failed(response)
-        except BaseException:
+        except P2PDaemonError:
             writer.close()
             raise
         return reader, writer

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from hivemind.p2p import PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe
 from hivemind.proto import p2pd_pb2
 
 from node.overlay.daemon import FAILURES, Daemon, Tasks
@@ -85,11 +85,9 @@ class Pubsub:
         self, request: p2pd_pb2.PSRequest
     ) -> AsyncIterator[tuple[p2pd_pb2.Response, asyncio.StreamReader]]:
         """The daemon's answer to a request on a connection of its own, and what comes after the answer."""
-        reader, writer = await self._daemon.connection()
+        asked = p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=request)
+        response, reader, writer = await self._daemon.open(asked)
         try:
-            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=request))
-            response = p2pd_pb2.Response()
-            await read_pbmsg_safe(reader, response)
             yield response, reader
         finally:
             writer.close()
