@@ -333,6 +333,7 @@ class HolderStreams:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.kept: dict[bytes, list[Stream]] = {}
+        self._closed = False
         self.opening, self.answering = Times(), Times()
 
     async def acquire(self, holder: bytes) -> Stream:
@@ -355,7 +356,7 @@ class HolderStreams:
     def keep(self, stream: Stream) -> None:
         """The next transfer from this holder may use the stream."""
         kept = self.kept.setdefault(stream.holder, [])
-        if len(kept) < STREAMS_KEPT_MAX:
+        if len(kept) < STREAMS_KEPT_MAX and not self._closed:
             kept.append(stream)
         else:
             stream.writer.close()
@@ -366,6 +367,7 @@ class HolderStreams:
             stream.writer.close()
 
     def close(self) -> None:
-        """Close every kept stream."""
+        """Close every kept stream, and keep none that a transfer gives back later."""
+        self._closed = True
         for holder in list(self.kept):
             self.drop(holder)

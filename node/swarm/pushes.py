@@ -186,6 +186,7 @@ class Pusher:
         self._host, self._view, self._wire, self._topic, self._arrivals = host, view, wire, topic, arrivals
         self._doors = doors
         self._kept: dict[bytes, _Kept] = {}
+        self._closed = False
         self._has: set[bytes] = set()  # the peers that have the last pushed announcement
         self._last = b""
         self._elsewhere: set[bytes] = set()  # the peers whose log was at another step when the last push came
@@ -243,6 +244,7 @@ class Pusher:
 
     def close(self) -> None:
         """Close every stream, and push no more."""
+        self._closed = True
         for task in self._pushing.values():
             task.cancel()
         for kept in self._kept.values():
@@ -300,7 +302,7 @@ class Pusher:
                 if fresh or isinstance(error, TimeoutError):
                     return False
             finally:
-                if done and kept is not None:
+                if done and kept is not None and not self._closed:
                     self._kept[key] = kept
                 elif kept is not None:
                     kept.writer.close()

@@ -113,6 +113,17 @@ async def test_a_dead_author_does_not_keep_us_from_those_who_got_the_blob_meanwh
         assert fetcher.streams.kept.keys() == {ONE, OTHER}, "what may be a dead connection is used again"
 
 
+async def test_a_transfer_that_ends_after_the_close_leaves_no_stream_open() -> None:
+    async with fetching({ONE: honest}) as fetcher:
+        streams = fetcher.streams
+        kept, late = await streams.acquire(ONE), await streams.acquire(ONE)
+        streams.keep(kept)
+        fetcher.close()
+        streams.keep(late)
+        assert kept.writer.is_closing()
+        assert late.writer.is_closing()
+
+
 async def test_what_most_hold_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the log accepts the payload of an author that was killed: whoever was silent, or lacked it, in an announced pull."""
     monkeypatch.setattr(turns_module, "HASTE_SECONDS", 0.01)
