@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
+from protos.clocks import Waits
 from protos.disk import FULL
 from protos.errors import SwarmentumError
-from protos.waits import Waits
 
 T = TypeVar("T")
 

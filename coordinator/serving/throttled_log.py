@@ -16,9 +16,8 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.store.journal import JournalError
-from protos.clocks import monotonic_ms
+from protos.clocks import Waits, monotonic_ms
 from protos.limits import RateLimiter
-from protos.waits import Waits
 
 if TYPE_CHECKING:
     from coordinator.serving.metrics import Metrics

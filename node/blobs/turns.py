@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from protos.waits import Waits
+from protos.clocks import Waits
 
 # A holder has this long for a blob, and a second more for so many bytes. The lower time counts while the peer could ask other
 # holders; after that, the time that a modem needs counts. So a holder that sends a byte now and then delays no peer.

@@ -22,6 +22,7 @@ from node.commands.options import link_from
 from node.link.run_reader import RunReader, read_facts
 from protos.accounts import NOBODY, groups, owners_of
 from protos.changes import changed_values
+from protos.clocks import Waits
 from protos.errors import NetworkError
 from protos.evaluation import figures
 from protos.identity import peer_id
@@ -31,7 +32,6 @@ from protos.run_facts import peer_values, run_values, unconfirmed_words
 from protos.start import fork_values, fork_words
 from protos.text import amount, as_line, print_json, printable
 from protos.v1 import coordinator_pb2 as pb
-from protos.waits import Waits
 
 LINE_SECONDS = 2.0
 FIGURES_READ_MAX = 64

@@ -22,9 +22,9 @@ import httpx2
 from node.data.shard_cache import PART, matches
 from node.data.shards import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
 from protos.address import SCHEMES
+from protos.clocks import Waits
 from protos.errors import DataError, NetworkError
 from protos.version import software_version
-from protos.waits import Waits
 
 RATE_SECONDS: Final = 30.0
 RATE_BYTES_MIN: Final = 1 << 16

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from node.link.coordinators import Coordinators, CoordinatorWays, Telling
 from protos import limits as contract
 from protos.calls import BusyError, error_of, pinned_aio_channel, unpack
+from protos.clocks import Waits
 from protos.envelope import Kind, parse, seal, unsigned
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.http_proxy import HttpProxy
@@ -31,7 +32,6 @@ from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2
 from protos.version import own_misfit, release_of, software_version
-from protos.waits import Waits
 
 T = TypeVar("T")
 CALL_SECONDS_MAX = 15.0

@@ -24,9 +24,9 @@ from node.data.download import one_line
 from node.full_disk import is_full
 from node.mirror.mirror_places import BLOCK_BYTES, BUCKETS, FOLDER, Place, WebPlace, place_at
 from protos.address import SCHEMES
+from protos.clocks import Waits
 from protos.disk import DiskError, at_home
 from protos.errors import NetworkError, OperatorError
-from protos.waits import Waits
 
 INDEX: Final = "archive.json"
 INDEX_BYTES_MAX: Final = 8 << 20

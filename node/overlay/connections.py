@@ -13,9 +13,9 @@ from node.overlay.dht import Discovery
 from node.overlay.host import Host
 from node.overlay.links import is_public
 from protos.address import parse_address
+from protos.clocks import Waits
 from protos.errors import Refusal
 from protos.text import printable
-from protos.waits import Waits
 
 # A refresh costs some six answers with the records of the whole run: 130 kB in a run of 32 peers.
 DHT_REFRESH_SECONDS = 300.0

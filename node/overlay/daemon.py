@@ -29,10 +29,10 @@ from hivemind.proto import p2pd_pb2
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of, socket_folder
 from node.overlay.tunnels import Tunnels
 from protos.address import usable
+from protos.clocks import RETRY_SECONDS_MIN, Waits
 from protos.errors import NetworkError, SwarmentumError
 from protos.process import guarded
 from protos.text import printable
-from protos.waits import RETRY_SECONDS_MIN, Waits
 
 
 class Tasks:

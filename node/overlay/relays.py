@@ -20,8 +20,8 @@ from typing import Any
 from node.overlay.daemon import Daemon
 from node.overlay.links import CIRCUIT, Links
 from node.overlay.reach import RELAYS_WANTED, Opener, ReachResult, ReachState, Remote, ask_all, conclude, tcp_ports
+from protos.clocks import Waits
 from protos.errors import NetworkError
-from protos.waits import Waits
 
 LOOK_SECONDS = 10.0
 # A peer asks again after so long: its router may have got another address, or its owner may have opened a port. While it lacks

@@ -25,6 +25,7 @@ from node.swarm.runtime import Counters
 from node.swarm.session import Session
 from protos import clocks
 from protos.accounts import Owner
+from protos.clocks import RETRY_SECONDS_MIN, Again, Waits
 from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.evaluation import Evaluation
 from protos.log import SignedEntry, Verdict
@@ -32,7 +33,6 @@ from protos.process import join_or_leave
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
-from protos.waits import RETRY_SECONDS_MIN, Again, Waits
 
 EVENTS_MAX = 256
 FAILURE_SECONDS_MAX = 5.0

@@ -34,6 +34,7 @@ from node.swarm.vote_sums import Aggregator, Auditor
 from protos import limits
 from protos.assignment import assign
 from protos.calls import BehindError, SessionLostError
+from protos.clocks import Again, Waits
 from protos.envelope import Kind, parse
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.orders import open_end
@@ -41,7 +42,6 @@ from protos.text import printable
 from protos.tick import open_tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
-from protos.waits import Again, Waits
 
 # The door of the run's topic: sorts each message by its kind, and counts the messages that are refused.
 #

@@ -20,12 +20,12 @@ from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime, View
 from protos.accounts import owner_body
 from protos.changes import settings_from_body
+from protos.clocks import Again
 from protos.errors import NetworkError, RefusedError
 from protos.identity import peer_id
 from protos.limits import PROCESS_BYTES
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
-from protos.waits import Again
 
 TWICE_CHARACTERS_MAX = 200
 TWICE_TODO = (

@@ -21,6 +21,7 @@ from node.link.client import CoordinatorClient
 from node.swarm.facts import Fact, Failed, Held, NotCounted, Published
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime, View
+from protos.clocks import Again, Waits
 from protos.disk import check_no_folder, write_bytes
 from protos.envelope import Kind, seal
 from protos.equivocation import open_announcement
@@ -31,7 +32,6 @@ from protos.slices import hash_of, mask_from_bytes
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
-from protos.waits import Again, Waits
 
 # The last announcement that this peer signed is on its disk before another peer gets it: one payload a step in every case.
 #

@@ -16,11 +16,11 @@ from node.swarm.facts import AgreedSnapshots
 from node.swarm.inbox import Announced
 from node.swarm.runtime import ByRange, Runtime, View, aggregators_in
 from protos import slices
+from protos.clocks import Waits
 from protos.errors import NetworkError, Refusal
 from protos.identity import short
 from protos.log import Contribution
 from protos.slices import Slice
-from protos.waits import Waits
 
 FETCH_ROUNDS_MAX = 6
 # A peer asks for votes that the log names so often before it loads a snapshot instead.

@@ -26,10 +26,10 @@ from node.training.keeper import Keeper
 from node.training.progress import BadSnapshotError, Divergence
 from node.training.replica import Replica
 from node.training.sync import Loading, fetch_snapshot
+from protos.clocks import Waits
 from protos.disk import write_bytes
 from protos.errors import DivergedError, NetworkError, Reason, Refusal, StoppedError
 from protos.log import SignedEntry
-from protos.waits import Waits
 
 EVIDENCE = "diverged.json"
 DIGESTS_KEPT = 256

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from protos.clocks import Waits
 from protos.limits import ADDRESSES_MAX, GOSSIP_MESSAGE_BYTES_MAX
-from protos.waits import Waits
 
 DIAL_SECONDS_MAX = 10.0
 REDIAL_SECONDS = 1.0

@@ -17,13 +17,13 @@ import grpc
 from node.link.client import check_genesis
 from protos import limits
 from protos.calls import error_of, fetch_certificate, pinned_channel, way_of
+from protos.clocks import Waits
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.invite import Invite
 from protos.orders import End, open_end
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
-from protos.waits import Waits
 
 CALL_SECONDS_MAX = 10.0
 POLL_SECONDS = 5.0

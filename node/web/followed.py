@@ -19,13 +19,13 @@ import structlog
 
 from node.link.run_reader import DoesNotHoldError, RunReader, extended
 from node.web.run_stats import STEPS_MAX, RunStats, happenings, here
+from protos.clocks import Waits
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.invite import Invite
 from protos.log import Chain
 from protos.run_config import RunConfig
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
-from protos.waits import Waits
 
 LENGTH_BYTES: Final = 4
 PAGE_ENTRIES_MAX: Final = 512

@@ -150,8 +150,8 @@ def _doubles(part: ast.BinOp) -> bool:
 
 
 def test_waits_between_tries_have_one_place_and_jitter() -> None:
-    found = {f"{name(path)}:{line}" for path in ours() if path.name != "waits.py" for line in doublings(syntax(path))}
-    assert not found, f"take protos.waits.Waits: {sorted(found)}"
+    found = {f"{name(path)}:{line}" for path in ours() if path.name != "clocks.py" for line in doublings(syntax(path))}
+    assert not found, f"take protos.clocks.Waits: {sorted(found)}"
 
 
 @pytest.mark.parametrize(

@@ -519,7 +519,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        random.seed(self.seed)  # the jitter of retries (protos/waits.py)
+        random.seed(self.seed)  # the jitter of retries (protos/clocks.py)
         self.loop.set_exception_handler(self._failed)
         self.net = Net(self.loop, random.Random(self.seed + 1))
         self.overlay = Overlay(self.net)

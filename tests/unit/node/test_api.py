@@ -159,7 +159,7 @@ class Away(Network):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protos.waits.RETRY_SECONDS_MIN", 0.01)
+    monkeypatch.setattr("protos.clocks.RETRY_SECONDS_MIN", 0.01)
     monkeypatch.setattr("node.swarm.api.LINE_SECONDS", 0.1)
 
 

@@ -10,9 +10,9 @@ from node.swarm import follower as module
 from node.swarm.facts import Agreed, Failed, Finished
 from node.swarm.follower import Follower
 from protos.calls import SessionLostError
+from protos.clocks import RETRY_SECONDS_MIN
 from protos.errors import NetworkError, RefusedError
 from protos.v1 import coordinator_pb2 as pb
-from protos.waits import RETRY_SECONDS_MIN
 
 
 async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,12 @@ from node.swarm.facts import Published
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Reporter
 from protos.assignment import Range, SampleShare
+from protos.clocks import Waits
 from protos.errors import NetworkError, RefusedError
 from protos.slices import mask_bytes, mask_of
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
-from protos.waits import Waits
 from tests.unit.coordinator.driver import config
 from tests.unit.coordinator.serving import peers, served
 from tests.waiting import until
