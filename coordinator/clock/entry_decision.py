@@ -163,8 +163,8 @@ def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
 
 
 def _silent(step: OpenStep) -> int:
-    """The peers that abstain."""
-    return sum(1 << step.tick.places[key] for key in step.abstained if key not in step.claims)
+    """The peers that abstain, but for those whose votes others hold."""
+    return sum(1 << step.tick.places[key] for key in step.abstained) & ~step.counted
 
 
 def nobody_votes(run: Run, step: OpenStep, now_ms: int) -> bool:

@@ -111,10 +111,9 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
         run = run_changes.with_peer(run, syncing)
     if run.step is not None:
         left = max(run.step.deadline_at_ms - now_ms, 0)
-        claim = run.step.claims.get(public_key)
-        announced = run.step.earlier.get(public_key) if claim is None else claim.envelope
-        if announced is not None:  # a peer may have its key alone, on a new disk
-            effects.append(SendAnnouncement(announced, to=public_key))
+        claim = run.step.claims.get(public_key) or run.step.earlier.get(public_key)
+        if claim is not None:  # a peer may have its key alone, on a new disk
+            effects.append(SendAnnouncement(claim.envelope, to=public_key))
         effects += [SendTick(run.step.tick, left, to=public_key), *aggregation.request_for(run, public_key)]
     elif run.finished_told:
         effects.append(SendNotice(NoticeKind.FINISHED, run.reason, run.snapshot, to=public_key))

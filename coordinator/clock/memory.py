@@ -259,7 +259,7 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
 def _carry_over(before: OpenStep, opened: OpenStep) -> OpenStep:
     """Claims of peers that are still in the roster stay, and so do the holdings of these claims."""
     claims = {key: claim for key, claim in before.claims.items() if key in opened.tick.places}
-    gone = {key: claim.envelope for key, claim in before.claims.items() if key not in claims}
+    gone = {key: claim for key, claim in before.claims.items() if key not in claims}
     earlier = dict([*before.earlier.items(), *gone.items()][-ROSTER_PEERS_MAX:])
     return holder_counts.carried_over(before, replace(opened, claims=claims, earlier=earlier))
 

@@ -96,12 +96,13 @@ def _paused(run: Run, event: Reported, now_ms: int) -> Run:
 
 
 def _abstained(run: Run, event: Reported) -> Run:
-    """A member has no votes for the open step, so the step does not wait for it. An earlier announcement stands."""
+    """A member has no votes for the open step, or has lost those that it announced, so the step does not wait for it. Its
+    announcement stands."""
     current = run.step
     if current is None or event.abstained is None or event.public_key not in current.tick.places:
         return run
     step, reason = event.abstained
-    if step != current.tick.step or event.public_key in current.claims:
+    if step != current.tick.step:
         return run
     run = run_changes.with_peer(run, replace(run.peers[event.public_key], silence=(step, reason, event.not_finite)))
     return replace(run, step=replace(current, abstained={**current.abstained, event.public_key: reason}))
@@ -255,11 +256,13 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
     if current is None or problem:
         return run, [Refuse(public_key, problem)]
     claim, before = _within(run, current, public_key, claim), current.claims.get(public_key)
+    before = before or current.earlier.get(public_key)
     if before is not None and before.payload_sha256 != claim.payload_sha256:
         payloads, said = (before.payload_sha256, claim.payload_sha256), Equivocation(before.envelope, claim.envelope)
         record = Equivocated(Offence(public_key, claim.step, payloads, said))
         return memory.remember(run, record, 0), [Append(record), Refuse(public_key, record.offence.reason)]
-    step = replace(current, claims={**current.claims, public_key: claim})
+    abstained = {key: why for key, why in current.abstained.items() if key != public_key}
+    step = replace(current, claims={**current.claims, public_key: claim}, abstained=abstained)
     run = replace(run, step=holder_counts.claimed(step, public_key, claim.payload_sha256))
     peer = run.peers[public_key]
     speed = peer.samples_per_second

@@ -184,15 +184,15 @@ class OpenStep:
     `claimed` is the mask of the authors that claimed a payload. `held[reporter]` is the mask of the authors whose claimed
     payload a member holds, and `by_anchor[anchor]` the same for an anchor. Payloads without a claim are kept by (author,
     payload hash). `named` has the mask of their holders, and `named_by_anchor` the names that each anchor holds. `abstained`
-    has the members without votes for the step, each with its reason.
+    has the members without votes for the step, or that have lost them, each with its reason.
 
     Other masks are `here` (connected), `gone` (hung up) and `rarely` (missed many steps, so this step does not wait for it).
     `counted` is the mask of the authors whose payload the quorum `counted_by` holds (None: not counted yet). `most_at_ms` is
     the time at which most of the awaited peers were counted (0: not yet). Three fields follow from others, and are kept
     because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holder_counts.py`), and
     `masks` has the authors whose slice each range's quorum holds.
-    `checked` is the last mask of a report, with its digest. `earlier` has the announcements (envelopes by author) of members
-    of earlier attempts that are none now. `summing`: the votes that count are decided, and not yet added up.
+    `checked` is the last mask of a report, with its digest. `earlier` has the claims of members of earlier attempts that are
+    none now. `summing`: the votes that count are decided, and not yet added up.
     """
 
     tick: Tick
@@ -214,7 +214,7 @@ class OpenStep:
     masks: tuple[int, ...] = ()
     checked: tuple[int, bytes] = (0, b"")
     abstained: Mapping[bytes, str] = field(default_factory=dict)
-    earlier: Mapping[bytes, bytes] = field(default_factory=dict)
+    earlier: Mapping[bytes, Claim] = field(default_factory=dict)
     summing: Summing | None = None
 
     @property

@@ -238,6 +238,8 @@ def _after_commit(run: Run, now_ms: int) -> Outcome:
 def _awaited(run: Run, behind: int, keeping: int) -> str:
     """The peers whose last report a finished run waits for, for a while."""
     number = behind or keeping
+    if not number:
+        return "the coordinator waits a moment for an anchor, which keeps the last state"
     if not any(peer.phase is not PeerPhase.ABSENT for peer in run.peers.values()):
         whom = "1 peer that is" if number == 1 else f"{number} peers that are"
         return f"the coordinator waits a moment for {whom} not connected now"
@@ -246,17 +248,19 @@ def _awaited(run: Run, behind: int, keeping: int) -> str:
 
 
 def _try_finish(run: Run, now_ms: int) -> Outcome:
-    """Tell everyone once all connected peers and the last roster have applied the last step, or its deadline has passed."""
+    """Tell everyone once all connected peers, the last roster and an anchor have applied the last step, or its deadline has
+    passed."""
     if run.finished_told:
         return run, []
     awaited = {key for key, peer in run.peers.items() if peer.phase is not PeerPhase.ABSENT}
     awaited |= {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
     again: list[Effect] = []
+    alone = run.anchored and not run.anchors_here and any(peer.is_here for peer in run.peers.values())
     if run.anchored and not run.anchors_here and (again := aggregation.asked_again(run, now_ms)):
         run = replace(run, added=())  # once
     behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
     keeping = sum(key not in run.reported_snapshots.get(run.head_step, {}) for key in awaited) if run.ended else 0
-    if (behind or keeping) and now_ms < run.finish_by_ms:
+    if (behind or keeping or alone) and now_ms < run.finish_by_ms:
         what = str(run.ended) if run.ended else "the last step is committed"
         return replace(run, reason=f"{what}; {_awaited(run, behind, keeping)}"), again
     text = str(run.ended) if run.ended else f"finished: {run.head_step} steps"

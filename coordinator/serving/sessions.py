@@ -72,6 +72,10 @@ ADDRESSES_KEPT = 4096
 # step.
 CONNECTION_REPORTS_MAX = 1000
 CONNECTION_REPORT_MS = 5
+COPIED = (
+    "this peer's session went on without it, in a copy of its machine, or before the machine went back to an earlier state. "
+    "If no copy runs, start the peer again"
+)
 # Requests of one session may overtake each other by this much (a report in flight while the stream is opened again).
 SEQUENCE_WINDOW = 64
 
@@ -179,7 +183,7 @@ class Sessions:
             return False
         behind = session.sequence - sequence
         if sequence < 1 or behind >= SEQUENCE_WINDOW or (behind >= 0 and session.seen >> behind & 1):
-            raise Refusal(Reason.REPLAYED, f"sequence {sequence} after {session.sequence}")
+            raise Refusal(Reason.REPLAYED, f"sequence {sequence} after {session.sequence}: {COPIED}")
         if behind < 0:
             session.seen = (session.seen << min(-behind, SEQUENCE_WINDOW)) & ((1 << SEQUENCE_WINDOW) - 1)
             session.sequence, behind = sequence, 0

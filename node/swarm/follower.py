@@ -98,6 +98,7 @@ class Follower:
         self._publication = publication
         self._patience_seconds = patience_seconds
         self._view, self._runtime = view, runtime
+        self._fresh = True  # this stream has not yet told whether a step is open
         self._agreed = 0
         """The newest snapshot that the training thread knows to be agreed, by step."""
 
@@ -116,6 +117,7 @@ class Follower:
                 if behind:
                     behind = False
                     await self._give_back()
+                self._fresh = True
                 async for event in self._client.follow(self._view.step):
                     if not self._membership.used_twice:
                         waits.reset()
@@ -178,8 +180,9 @@ class Follower:
             await self._entries.receive(event.entry.SerializeToString(deterministic=True))
             return
         self._reporter.resume()
+        fresh, self._fresh = self._fresh, self._fresh and what == "announcement"
         if what == "tick":
-            await self._handle_tick(event.tick)
+            await self._handle_tick(event.tick, fresh=fresh)
         elif what == "announcement":
             data = event.announcement.SerializeToString(deterministic=True)
             if event.announcement.public_key != self._public_key:
@@ -197,7 +200,7 @@ class Follower:
         elif what == "notice":
             await self._handle_notice(event.notice)
 
-    async def _handle_tick(self, event: pb.TickEvent) -> None:
+    async def _handle_tick(self, event: pb.TickEvent, *, fresh: bool) -> None:
         data, chain = event.envelope.SerializeToString(deterministic=True), self._view.chain
         try:
             tick = open_tick(data, run_id=chain.run_id, coordinator=chain.coordinator)
@@ -206,6 +209,10 @@ class Follower:
             return
         if tick.step <= chain.step:
             return
+        if fresh:
+            seen = 0 if self._view.tick is None else self._view.tick.step
+            known = max(self._publication.last_step, seen)
+            self._membership.met_open(tick, self._public_key, known, event.deadline_ms)
         self._view.tick = tick
         self._neighbours.expect_roster()
         self._outbox.open_step(tick)

@@ -25,6 +25,7 @@ from protos.errors import NetworkError, RefusedError
 from protos.identity import peer_id
 from protos.limits import PROCESS_BYTES
 from protos.text import printable
+from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 
 TWICE_CHARACTERS_MAX = 200
@@ -35,6 +36,8 @@ TWICE_TODO = (
 TWICE_SILENT_SECONDS = 10.0
 """A peer whose identity seems to be in use twice sends no votes for so long after it joined, nor in the step that was open.
 With the other's votes they would be two payloads, which exclude the identity for good."""
+
+UNSURE = "this peer may have sent others in this step before, of which its home does not know"
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Membership:
         self.used_twice = False
         """Whether another machine seems to use this peer's identity. Two that join in turn must not do so all the time."""
         self._silent = 0, -math.inf
+        self._unsure = 0, -math.inf
 
     async def enter(self, about: JoinFacts) -> Welcome:
         """Join for the first time, with these facts about the peer. Raises NetworkError or RefusedError."""
@@ -94,11 +98,21 @@ class Membership:
         return Welcome(self._offered(response), response.head_step, settings_from_body(response.settings))
 
     def voteless(self, step: int) -> str:
-        """Why this peer sends no votes in a step, because another machine may; empty if it may vote. From any thread."""
-        to_step, until = self._silent
-        return (
-            "another program may vote with this peer's identity" if step <= to_step or time.monotonic() < until else ""
-        )
+        """Why this peer sends no votes in a step, because another machine or an earlier life of it may have sent some; empty if
+        it may vote. From any thread."""
+        now, (to_step, until) = time.monotonic(), self._silent
+        if step <= to_step or now < until:
+            return "another program may vote with this peer's identity"
+        return UNSURE if step == self._unsure[0] and now < self._unsure[1] else ""
+
+    def met_open(self, tick: Tick, public_key: bytes, known_step: int, deadline_ms: int) -> None:
+        """The step was open before this peer followed. Its home knows what it announced up to `known_step`, and later steps may
+        have been announced from a home that is lost, or from this home before a backup of it came back.
+
+        Not for longer than others wait for votes: with all others in the same place, the step would wait for ever."""
+        others = tick.attempt > 1 or (public_key in tick.places and len(tick.roster) > 1)
+        if others and known_step + 1 < tick.step:
+            self._unsure = tick.step, time.monotonic() + max(deadline_ms / 1000, TWICE_SILENT_SECONDS)
 
     def _tell_twice(self, why: str) -> None:
         self.used_twice = bool(why)

@@ -33,13 +33,12 @@ from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
-# The last announcement that this peer signed is on its disk before another peer gets it: one payload a step in every case.
-#
-# A peer that is killed and comes back, or that re-syncs, computes other votes for a step that is still open. The log excludes
-# an author of two announcements of one step, so the peer re-sends its first announcement. If the announced payload is lost, the
-# peer sits the step out. ADR 19.
+# The last announcement that this peer signed is on its disk before another peer gets it: one payload a step in every case. If a
+# peer is killed and comes back, or re-syncs, it computes other votes for a step that is still open, and the log excludes an
+# author of two announcements of one step. So it re-sends its first one, or abstains if that payload is lost. ADR 19.
 
 NAME = "announced"
+LOST = "the payload that it announced before is not here"
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class LastAnnouncement:
             _, body = open_announcement(data, run_id=run_id, author=author)
         except Refusal as refusal:
             raise OperatorError(
-                f"{self._path} is not this peer's last announcement of this run ({refusal}). Without it the peer may announce "
-                "two payloads for a step, and be excluded for that. Wait until the run is a step further, then delete the file"
+                f"{self._path} is not this peer's last announcement of this run ({refusal}): delete it, and the peer will send "
+                "no votes in the step that is open when it starts, in which it may have sent some"
             ) from refusal
         self.value = SignedAnnouncement(body.step, body.payload_sha256, data)
 
@@ -122,6 +121,8 @@ class Publication:
         if announcement.step <= self._view.step:
             return  # the log has decided the step while this peer computed
         signed = await self._sign_once(data, announcement)
+        if signed is None:
+            self._outbox.abstain(announcement.step, LOST)
         if signed is None or signed.step <= self._view.step:
             return
         again = self._outbox.announcement == Published(signed.step, signed.envelope)
@@ -156,7 +157,7 @@ class Publication:
         if last is not None and step <= last.step and (step, sha256) != (last.step, last.payload_sha256):
             held = step == last.step and self._payloads.keep_own(last.payload_sha256)
             held = held and self._payloads.whole(last.payload_sha256, ranges) is not None
-            what = "announcing them again" if held else "their payload is not here, so this peer sits the step out"
+            what = "announcing them again" if held else LOST
             self._runtime.log.info("this peer announced votes before", step=step, announced_step=last.step, then=what)
             return last if held else None
         if self._payloads.put_whole(step, data, ranges):
@@ -173,9 +174,13 @@ class Publication:
         """Take over what an earlier life of this peer announced, as the coordinator has it: with its key alone, in a new home,
         this peer would announce another payload. Raises Refusal, DiskError."""
         _, body = open_announcement(data, run_id=self._run_id, author=self._identity.public_key)
-        last = self._last_announcement.value
-        if body.step > max(self._view.step, 0 if last is None else last.step):
+        if body.step > max(self._view.step, self.last_step):
             await self._aside(self._last_announcement.keep, SignedAnnouncement(body.step, body.payload_sha256, data))
+
+    @property
+    def last_step(self) -> int:
+        """The step of this peer's last announcement, as far as its home knows; 0: it announced none."""
+        return 0 if self._last_announcement.value is None else self._last_announcement.value.step
 
     def shown(self, sha256: bytes) -> bytes | None:
         """A payload of any author, for any peer that asks; None for the payload that this peer withholds."""
@@ -198,15 +203,10 @@ class Publication:
             return []
         said = [fact for fact in facts if isinstance(fact, Published) and fact.envelope == withheld.envelope]
         if said and taken:
-            self._show(withheld)
+            self._withheld = None
+            self._say_soon(withheld)
             return []
         return said
-
-    def _show(self, signed: SignedAnnouncement) -> None:
-        """The coordinator has the announcement: other peers may see it, too."""
-        if self._withheld == signed:
-            self._withheld = None
-            self._say_soon(signed)
 
     def named_in(self, entry: Entry) -> bytes | None:
         """This peer's announcement, if an entry names the announced payload."""

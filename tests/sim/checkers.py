@@ -10,7 +10,7 @@ from node.swarm.facts import SNAPSHOTS_KEPT
 from node.swarm.inbox import STEPS_AHEAD_MAX
 from node.swarm.session import Session
 from protos.equivocation import prove_exclusion
-from protos.errors import DivergedError, SwarmentumError
+from protos.errors import DivergedError
 from protos.limits import APPLIED_MAX, ROSTER_PEERS_MAX
 from protos.log import SignedEntry
 from protos.run_config import RunConfig
@@ -62,7 +62,7 @@ class Checkers:
         """Somebody heard a second payload of this peer for a step."""
         self.heard.setdefault(public_key, step)
 
-    def ended(self, peer: str, error: SwarmentumError) -> None:
+    def ended(self, peer: str, error: Exception) -> None:
         """A peer gave up. The network may be bad enough for that; replicas may never differ."""
         assert not isinstance(error, DivergedError), f"{peer}: {error}"
         assert "bug in the network side" not in str(error), f"{peer}: {error} {error.__cause__!r}"

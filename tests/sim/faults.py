@@ -78,6 +78,27 @@ def lost_home(world: World, fault: Fault) -> Callable[[], None]:
     return peer.start
 
 
+def old_home(world: World, fault: Fault) -> Callable[[], None]:
+    """A peer's home comes back as it was when the fault began (a backup, a snapshot), where others have all.
+
+    Not one of the step before: with that the peer may vote in the open step, though it did so before (ADR 19)."""
+    peer, backup = world.peers[fault.who], world.folder / f"backup-{fault.at}"
+    old_enough = world.coordinator.head_step + 2
+    if peer.folder.exists():
+        shutil.copytree(peer.folder, backup)
+
+    def restored() -> None:
+        old = backup.exists() and world.coordinator.head_step >= old_enough
+        if old and not peer.finished and _others_have_all(world, peer):
+            peer.crash()
+            shutil.rmtree(peer.folder, ignore_errors=True)
+            shutil.copytree(backup, peer.folder)
+            world.note(f"{peer.name} has its home of {fault.at:.1f} s")
+            peer.start()
+
+    return restored
+
+
 def _others_have_all(world: World, peer: PeerProcess) -> bool:
     others = [other.replica for other in world.peers if other is not peer and other.running]
     return sum(replica is not None and replica.step >= world.coordinator.head_step for replica in others) >= 2
@@ -210,6 +231,7 @@ ALONE = {
     "leave": leave,
     "bad-disk": bad_disk,
     "lost-home": lost_home,
+    "old-home": old_home,
 }
 """Those that are only drawn when they are asked for: where memory is bad and others crash, the wrong replica may be all that is
 left; where nobody names the right length, every step is empty; and an operator's decisions are no faults."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from unittest import mock
 
 import greenlet
@@ -32,6 +32,7 @@ from coordinator.store.journal import Journal
 from node.blobs.payloads import Payloads
 from node.building import Home, LateDoor, assemble
 from node.data.samples import MixedSamples, Samples
+from node.full_disk import is_full
 from node.link.client import CoordinatorClient, check_genesis
 from node.link.coordinators import Coordinators
 from node.model.gradients import GradResult
@@ -296,7 +297,9 @@ class PeerProcess:
             self.world.loop.call_soon(self.crash)
             if not (self.finished or self.leaving):
                 self.world.loop.call_later(RESTART_SECONDS, self.start)
-        except SwarmentumError as error:
+        except (SwarmentumError, OSError) as error:
+            if not isinstance(error, SwarmentumError) and not is_full(error):
+                self.world.failures.append(error)
             self.world.note(f"{self.name} ended: {error}")
             self.world.checkers.ended(self.name, error)
             self.gave_up = True
@@ -521,6 +524,11 @@ class World:
         self.random = random.Random(self.seed)
         random.seed(self.seed)  # the jitter of retries (protos/clocks.py)
         self.loop.set_exception_handler(self._failed)
+        self._disks = [
+            mock.patch(f"{module}.sync_file", self._sync) for module in ("protos.disk", "node.snapshot.store")
+        ]
+        for patch in self._disks:
+            patch.start()
         self.net = Net(self.loop, random.Random(self.seed + 1))
         self.overlay = Overlay(self.net)
         self._operating = asyncio.Lock()
@@ -581,8 +589,17 @@ class World:
                 peer.check_buffers()
         return True
 
+    def _sync(self, file: BinaryIO) -> None:
+        """Files are kept until the world ends; a full disk takes none."""
+        file.flush()
+        path = Path(f"/proc/self/fd/{file.fileno()}").readlink()
+        if any(peer.full and path.is_relative_to(peer.folder) for peer in self.peers):
+            raise OSError(28, "No space left on device")
+
     async def close(self) -> None:
         """End everything; nothing is left on the loop."""
+        for patch in self._disks:
+            patch.stop()
         for peer in self.peers:
             peer.crash()
         if self.coordinator.service is not None:

@@ -332,3 +332,29 @@ def test_a_rest_ends() -> None:
         for request in requests[1:]:
             answer(harness, request, RIGHT)
     assert not aggregation.is_resting(harness.run, requests[0].to), "the step after is the first without it"
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_end_waits_a_moment_for_the_anchor_that_keeps_the_last_state(comes_back: bool) -> None:
+    """It was away when the last step was decided: all peers left at once, and the last state with them."""
+    harness = opened(3, anchored=True, aggregators=0, steps=1)
+    harness.feed(Disconnected(ANCHOR))
+    tick = harness.ticks[-1]
+    held = tuple((1, key(number), claim_of(tick, number).payload_sha256) for number in range(3))
+    for number in range(3):
+        harness.feed(Reported(key(number), claim=claim_of(tick, number), holdings=held[: number + 1]))
+    for number in range(3):
+        harness.feed(Reported(key(number), holdings=held))
+    assert harness.run.head_step == 1
+    harness.applies(1, *range(3))
+    assert not harness.run.finished_told
+    assert "waits a moment for an anchor" in harness.run.reason
+    if comes_back:
+        harness.feed(JoinAsked(ANCHOR, "cpu", 100, LAYOUT, (), anchor=True))
+        harness.feed(Connected(ANCHOR))
+        assert not harness.run.finished_told, "it replays"
+        harness.feed(Reported(ANCHOR, applied=((1, digest_of(1)),)))
+    else:
+        harness.now = harness.run.finish_by_ms
+        harness.feed(TimerFired())
+    assert harness.run.finished_told

@@ -1,6 +1,7 @@
 """Any event in any state moves to a known state or refuses; what was announced survives a crash between any two effects."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -802,8 +803,32 @@ def test_who_comes_back_in_an_open_step_hears_what_it_announced() -> None:
         harness.feed(Disconnected(key(0)))
         harness.now = harness.run.step.deadline_at_ms  # nobody votes: the step opens again, without it
         harness.feed(TimerFired())
+    with_other = deepcopy(harness)
     contribute(harness, 1, 2)
     assert SendAnnouncement(b"words", to=key(0)) not in [*harness.feed(joined(0)), *harness.feed(Connected(key(0)))]
+    with_other.comes(0, at=0)
+    with_other.late()
+    tick = with_other.ticks[-1]
+    assert (tick.attempt, key(0) in tick.places) == (3, True)
+    with_other.feed(Reported(key(0), claim=claim_of(tick, 0, salt=1)))
+    assert "two payloads announced for step 1" in with_other.refusals[-1]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_votes_that_their_author_has_lost_are_not_waited_for(strict: bool) -> None:
+    """A strict step waited until such a peer left."""
+    harness = opened_together(strict=strict)
+    tick = harness.ticks[-1]
+    contribute(harness, 0, 1, 2, holders=())
+    harness.feed(Disconnected(key(0)))
+    harness.comes(0, at=0)
+    held = tuple((1, key(n), claim_of(tick, n).payload_sha256) for n in (1, 2))
+    for n in range(3):
+        harness.feed(Reported(key(n), holdings=held))
+    assert harness.run.head_step == 0
+    harness.feed(Reported(key(0), abstained=(1, "lost")))
+    [entry] = harness.entries
+    assert {c.public_key for c in entry.contributions} == {key(1), key(2)}
 
 
 def test_who_holds_another_payload_than_its_author_claims_hears_the_authors_words() -> None:

@@ -1,14 +1,20 @@
 """When a peer may vote after it joined."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from node.swarm import membership as module
 from node.swarm.membership import TWICE_SILENT_SECONDS, JoinFacts, Membership
 from protos.accounts import Owner
+from protos.assignment import Range, SampleShare
+from protos.identity import Identity
+from protos.tick import Tick, seal_tick
 from protos.v1 import coordinator_pb2 as pb
+from tests.unit.node.test_publication import ADA, BOB, RUN, published, session
 
 
 class Anything:
@@ -46,3 +52,41 @@ async def test_an_identity_in_use_twice_votes_in_no_step_that_the_other_may_vote
     now += TWICE_SILENT_SECONDS
     assert not peer.voteless(8)
     assert bool(peer.voteless(7)) is silent, "a long step in which the other has voted"
+
+
+def tick_event(step: int, *members: Identity, attempt: int = 1) -> pb.TickEvent:
+    roster = tuple(SampleShare(key, 1) for key in sorted(it.public_key for it in members))
+    tick = Tick(step, RUN, attempt, roster, (Range(0, len(roster)),), 0)
+    return pb.TickEvent(envelope=seal_tick(BOB, RUN, tick), deadline_ms=60_000)
+
+
+@pytest.mark.parametrize(
+    ("announced", "event", "silent"),
+    [
+        (0, tick_event(7, ADA, BOB), True),  # a new home of its identity, or its first step, began before
+        (5, tick_event(7, ADA, BOB), True),  # a backup of its home
+        (6, tick_event(7, ADA, BOB), False),
+        (0, tick_event(7, BOB), False),  # it was not asked before
+        (0, tick_event(7, BOB, attempt=2), True),  # nobody says whether it was in the first attempt
+        (0, tick_event(7, ADA), False),  # nobody else can know other votes
+    ],
+)
+async def test_whose_home_may_not_know_its_last_votes_sends_none_in_the_step_that_is_open(
+    announced: int, event: pb.TickEvent, silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With those of an earlier life they would be two payloads, if the coordinator forgot the first in a restart."""
+    now = 100.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    peer, _ = session(tmp_path)
+    peer.parts.entries.start(max(announced - 1, 0), RUN)
+    if announced:
+        await published(peer, announced, b"votes")
+    peer.parts.entries.start(6, RUN)
+    peer.parts.runtime.emit = mock.AsyncMock()
+    await peer.parts.follower._handle(pb.FollowResponse(tick=event))
+    assert bool(peer.voteless(7)) is silent
+    await peer.parts.follower._handle(pb.FollowResponse(tick=tick_event(8, ADA, BOB)))
+    assert not peer.voteless(8), "a step that opens now"
+    assert bool(peer.voteless(7)) is silent
+    now += 60.0
+    assert not peer.voteless(7), "others may wait for it alone"

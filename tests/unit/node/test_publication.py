@@ -174,7 +174,9 @@ async def test_what_a_lost_home_announced_is_taken_back_and_no_other_votes_are_a
     await follower._handle(pb.FollowResponse(announcement=said))
     await published(again, 1, b"other votes")
     assert (tmp_path / "other" / NAME).read_bytes() == envelope
-    assert again.parts.outbox.announcement is None, "it sits the step out"
+    assert again.parts.outbox.announcement is None
+    abstained = again.parts.outbox.abstained
+    assert (abstained.step, abstained.reason) == (1, publication.LOST), "nobody waits for it"
     open_step(again, 2)
     await follower._handle(pb.FollowResponse(announcement=said))
     await published(again, 2, b"votes of the next step")
