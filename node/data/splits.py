@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import PurePath
 from typing import Final
 
@@ -74,10 +75,19 @@ def split_of(name: PurePath, any_ending: bool) -> str:
     return _first(word for part in (stem, *reversed(folders)) for word in _words(part))
 
 
+CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
 def _parts(name: PurePath) -> list[str]:
     """The file's name without the ending of a packer, and its folders from the outermost on. `trainData` has two words."""
-    stem, *folders = (re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part) for part in (name.name, *name.parent.parts))
-    return [_joined(part) for part in (inner_name(PurePath(stem)), *map(str.lower, folders))]
+    spaced = CAMEL.sub("_", name.name)
+    stem = inner_name(name if spaced == name.name else PurePath(spaced))
+    return [_joined(stem), *map(_folder, name.parent.parts)]
+
+
+@cache
+def _folder(part: str) -> str:
+    return _joined(CAMEL.sub("_", part).lower())
 
 
 def _words(part: str) -> list[str]:
