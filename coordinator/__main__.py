@@ -35,7 +35,9 @@ from protos.text import as_line, print_json
 from protos.version import Program, add_about
 
 web_app = typer.Typer(
-    help="Log in at the operator's page, where runs are made and steered in a browser.", no_args_is_help=True
+    cls=Program,
+    help="Log in at the operator's page, where runs are made and steered in a browser.",
+    no_args_is_help=True,
 )
 
 
@@ -71,7 +73,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-runs = typer.Typer(help="Create, look at, steer and end runs.", no_args_is_help=True)
+runs = typer.Typer(cls=Program, help="Create, look at, steer and end runs.", no_args_is_help=True)
 THE_COORDINATOR, RUNS = "The coordinator", "Its runs"
 CREATE, LOOK, STEER, END = "Create a run", "Look at runs", "Steer a run", "End a run, or go back"
 """Panels of the help, in the order in which a newcomer needs them."""

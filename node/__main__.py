@@ -163,7 +163,7 @@ def export_page(
 
 @_command(OPERATE)
 @leaving_at_once()  # a signal ends the program at once, until the program handles signals itself
-@with_settings("home", "listen", home="~/.swarmentum/relay", listen="0.0.0.0:4001", reachability="public")
+@with_settings("home", "listen", home="~/.swarmentum/relay", listen="*:4001", reachability="public")
 def relay(
     settings: Settings,
     as_json: Json = False,

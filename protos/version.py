@@ -92,9 +92,25 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
     PEER: (
         *("join", "doctor", "me", "leave", "set", "relay", "status", "watch", "runs", "export", "evaluate", "settings"),
         *("audit-folder", "export-page", "demo", "verify", "mirror", "ledger", "export-log", "layout", "start-from"),
-        *("service", "data"),
+        *("service", "service install", "service uninstall", "data", "data build", "data survey", "data tokenizer"),
     ),
-    COORDINATOR: ("run", "invite", "peer", "snapshot", "order", "serve", "health", "backup", "restore"),
+    COORDINATOR: (
+        *(
+            "run",
+            "run create",
+            "run example",
+            "run check",
+            "run invite",
+            "run list",
+            "run show",
+            "run change",
+            "run decay",
+        ),
+        *("run fork", "run archive", "run delete", "invite", "invite create", "invite list", "invite revoke"),
+        *("peer", "peer list", "peer exclude", "peer readmit", "snapshot", "snapshot list", "snapshot withdraw"),
+        *("order", "order key", "order list", "order sign", "anchor create", "web login"),
+        *("serve", "health", "backup", "restore"),
+    ),
 }
 """Commands that one of the programs alone has, not to be looked for in vain in the other one."""
 
@@ -104,15 +120,18 @@ class Program(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As the base does; an unknown command ends with exit code 2."""
-        if args and args[0] not in self.commands and (places := self._places(args[0])):
+        if args and args[0] not in self.commands and (places := self._places(args[0], ctx.find_root().command)):
             ctx.fail(f"No such command {args[0]!r}: it is {' or '.join(f'`{place}`' for place in places)}.")
         return super().resolve_command(ctx, args)
 
-    def _places(self, word: str) -> list[str]:
-        groups = {name: group for name, group in self.commands.items() if isinstance(group, TyperGroup)}
-        own = COORDINATOR if "serve" in self.commands else PEER
+    def _places(self, word: str, root: Any) -> list[str]:
+        groups = {name: group for name, group in root.commands.items() if isinstance(group, TyperGroup)}
+        own = COORDINATOR if "serve" in root.commands else PEER
         inside = [f"{own} {name} {word}" for name, group in groups.items() if word in group.commands]
-        return inside + [f"{program} {word}" for program, words in PROGRAMS.items() if program != own and word in words]
+        if self is not root and word in root.commands:
+            inside.insert(0, f"{own} {word}")
+        others = ((program, words) for program, words in PROGRAMS.items() if program != own)
+        return inside + [f"{program} {at}" for program, words in others for at in words if word == at.split()[-1]]
 
 
 def add_about(app: typer.Typer, panel: str | None = None) -> None:

@@ -99,9 +99,8 @@ def refuse_second(operator: Operator, name: str, file: Path | None = None) -> No
     """
     if any(config_from_json(run.genesis.config_json).name == name for run in operator.list_runs(unfinished=True)):
         place = f"{file}:{toml_file.line_of(file.read_text(encoding='utf-8'), ('name',))}: " if file else ""
-        raise OperatorError(
-            f"{place}name: this coordinator has a run {name!r} already; give another `name` in run.toml"
-        )
+        todo = "give another `name` in run.toml, or --name of `run fork`"
+        raise OperatorError(f"{place}name: this coordinator has a run {name!r} already; {todo}")
 
 
 @dataclass(frozen=True)

@@ -276,6 +276,7 @@ def fork(
     The fork keeps the model, the data and the other settings of its parent run, but for the changes. Its steps and its learning
     rate begin anew; so does the momentum of the peers.
     """
+    from coordinator.commands.checking import refuse_second
     from coordinator.commands.created import link_for_anchors, print_created, show_created
 
     wanted = changes_of(changes or [])
@@ -284,6 +285,7 @@ def fork(
     start = found.state_at(STEP_MAX if from_step is None else from_step)
     named = {"name": name} if name else {"name": _name(found.config.name, start.step)} | wanted
     config = forked(found.config_at(start.step), wanted | named)
+    refuse_second(operator, config.name)
     invite = operator.create_run(config, found.layout_digest, found.parameters, start)
     genesis = operator.find(invite.run_id.hex()).genesis
     anchor_link = link_for_anchors(operator, genesis, config)

@@ -25,12 +25,15 @@ from protos.run_facts import peer_values
 from protos.text import print_json, printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import ticket_pb2
+from protos.version import Program
 
 UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 NEVER = "never"
 SHORT_ID_DIGITS = 8
 invites = typer.Typer(
-    help="Make, list and revoke the invites of a run whose admission.mode is `invite`.", no_args_is_help=True
+    cls=Program,
+    help="Make, list and revoke the invites of a run whose admission.mode is `invite`.",
+    no_args_is_help=True,
 )
 
 
@@ -138,6 +141,7 @@ def _when(ticket: ticket_pb2.Ticket) -> str:
 
 ANCHOR_USES = 4
 anchor_app = typer.Typer(
+    cls=Program,
     help="Make links for anchors: processes that only apply entries, and whose reports on the state count.",
     no_args_is_help=True,
 )
@@ -175,7 +179,7 @@ PEER_SHOWN = 8
 PeerName = Annotated[
     str, typer.Argument(metavar="PEER", help="Its peer id, or the beginning or the end of it; see `list`.")
 ]
-app = typer.Typer(help="List a run's peers, exclude one, admit it again.", no_args_is_help=True)
+app = typer.Typer(cls=Program, help="List a run's peers, exclude one, admit it again.", no_args_is_help=True)
 
 
 @app.command("list", epilog=EXIT_CODES)

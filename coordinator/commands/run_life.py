@@ -23,6 +23,7 @@ from protos.run_facts import failure_values, failure_words, run_values
 from protos.start import RUN_DIGITS_SHOWN, fork_values, fork_words
 from protos.text import print_json, printable
 from protos.v1 import coordinator_pb2 as pb
+from protos.version import Program
 
 Reason = Annotated[str, typer.Option(help="Why: peers and all who look at the run see it.")]
 
@@ -184,7 +185,9 @@ def _say(text: str) -> None:
     Console(soft_wrap=True).print(text, highlight=False, markup=False)
 
 
-snapshot_app = typer.Typer(help="List a run's agreed snapshots, withdraw wrong ones.", no_args_is_help=True)
+snapshot_app = typer.Typer(
+    cls=Program, help="List a run's agreed snapshots, withdraw wrong ones.", no_args_is_help=True
+)
 
 
 @snapshot_app.command("list", epilog=EXIT_CODES)

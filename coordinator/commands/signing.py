@@ -39,6 +39,7 @@ from protos.orders import (
 from protos.text import print_json
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.version import Program
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def key_in(path: Path) -> Identity:
     return Identity.load_or_create(path)
 
 
-app = typer.Typer(help="Decide with other operators: list their orders, sign one.", no_args_is_help=True)
+app = typer.Typer(cls=Program, help="Decide with other operators: list their orders, sign one.", no_args_is_help=True)
 RunOrLink = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's link; beside its coordinator, its name or id.")
 ]

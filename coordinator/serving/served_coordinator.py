@@ -125,9 +125,10 @@ class Serving:
 
 def own_address() -> str:
     """This machine's address towards the internet, without sending anything; 127.0.0.1 if there is no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # TEST-NET-1: connecting a UDP socket only picks a route
-        return str(probe.getsockname()[0])
+    for family, documented in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((documented, 9))  # connecting a UDP socket only picks a route
+            return str(probe.getsockname()[0])
     return "127.0.0.1"
 
 

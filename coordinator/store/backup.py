@@ -174,8 +174,11 @@ def restore(file: Path, home: Path) -> BackupSummary:
                 for name, data in keys.items():
                     _write(home / name, io.BytesIO(data), about.sha256.get(name))
                 _write(home / JOURNAL, _member(archive, JOURNAL), about.sha256.get(JOURNAL))
-    except (OSError, tarfile.TarError) as error:
-        raise OperatorError(f"{file}: cannot be read as a backup: {error}") from error
+    except OSError as error:
+        raise OperatorError(f"{file}: cannot be read as a backup: {error.strerror or error}") from error
+    except tarfile.TarError as error:  # it has a line for each way to read a file
+        why = str(error).partition("\n")[0].rstrip(":")
+        raise OperatorError(f"{file}: cannot be read as a backup, so it is none, or not whole: {why}") from error
     return about
 
 

@@ -21,6 +21,7 @@ from protos.disk import at_home, replace_bytes, writing
 from protos.errors import OperatorError, SwarmentumError
 from protos.process import python_command
 from protos.text import amount, as_line, duration, print_json
+from protos.version import Program
 
 Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: as for `swarmentum join`).")]
 Device = Annotated[
@@ -194,7 +195,7 @@ KEPT_VARIABLES = ("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVI
 KEPT_PREFIX = "SWARMENTUM_"
 """Settings of the person's shell that a peer needs as a service, too."""
 
-service = typer.Typer(help="Run a peer as a service: it starts with the machine.", no_args_is_help=True)
+service = typer.Typer(cls=Program, help="Run a peer as a service: it starts with the machine.", no_args_is_help=True)
 
 
 @service.command(

@@ -11,8 +11,9 @@ import typer
 from node.commands.options import EXIT_CODES, AllowLeftOut, Json, need_node_extra
 from protos.errors import StoppedError
 from protos.text import print_json
+from protos.version import Program
 
-app = typer.Typer(help="Prepare training text.", no_args_is_help=True)
+app = typer.Typer(cls=Program, help="Prepare training text.", no_args_is_help=True)
 Column = Annotated[str, typer.Option(help="The column of text in .jsonl, .csv, .parquet and datasets.")]
 Split = Annotated[
     str, typer.Option(help="The split of a dataset, or of a folder that has splits; all takes every file of a folder.")

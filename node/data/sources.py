@@ -31,7 +31,7 @@ from node.data.rows import (
     table,
     wide_text,
 )
-from node.data.splits import ALL, chosen, parts_told
+from node.data.splits import ALL, chosen, named_otherwise, parts_told
 from node.data.tally import LeftOutReason, Repeats, Tally
 from node.data.text_files import PackedError, file_size, inner_name, mode_of, opened, walk
 from protos.errors import DataError
@@ -141,6 +141,7 @@ def files_of(source: Source, tally: Tally) -> list[Path]:
     kept = [file for file, reason in zip(found, reasons, strict=True) if reason is None]
     for words in parts_told(kept):
         tally.note(words)
+    tally.note(*named_otherwise([file.relative_to(path) for file in kept], source.split))
     if not kept:
         why = "; ".join(tally.reading().lines())
         todo = (

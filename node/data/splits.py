@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import PurePath
 from typing import Final
 
 from node.data.tally import LeftOutReason
 from node.data.text_files import inner_name
 from protos.errors import DataError
+from protos.text import printable
 
 ALL: Final = "all"
 """The split that is the whole folder."""
@@ -22,6 +24,8 @@ SPLITS: Final = {
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test", "heldout": "test", "holdout": "test",
     "trainset": "train", "validset": "validation", "valset": "validation", "devset": "validation", "testset": "test",
+    "traindata": "train", "valdata": "validation", "devdata": "validation", "testdata": "test", "evaldata": "test",
+    "newsdev": "validation", "newstest": "test", "tst": "test",
 }  # fmt: skip
 PLAIN_SUFFIXES: Final = ("", ".txt", ".text", ".raw", ".tokens")
 """Text files whose name may say a split."""
@@ -65,15 +69,29 @@ def _of_split(mark: str, has_rows: bool, split: str, marks: Sequence[str]) -> Le
 
 def split_of(name: PurePath, any_ending: bool) -> str:
     """The split that a name says, the file's own name before its folders; empty for none."""
-    stem = inner_name(name)
-    if not any_ending and PurePath(stem).suffix not in PLAIN_SUFFIXES:
+    if not any_ending and _ending(name)[1] not in PLAIN_SUFFIXES:
         return ""
-    parts = (stem, *(folder.lower() for folder in reversed(name.parent.parts)))
-    return next((SPLITS[word] for part in parts for word in _words(part) if word in SPLITS), "")
+    stem, *folders = _parts(name)
+    return _first(word for part in (stem, *reversed(folders)) for word in _words(part))
+
+
+CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+def _parts(name: PurePath) -> list[str]:
+    """The file's name without the ending of a packer, and its folders from the outermost on. `trainData` has two words."""
+    spaced = CAMEL.sub("_", name.name)
+    stem = inner_name(name if spaced == name.name else PurePath(spaced))
+    return [_joined(stem), *map(_folder, name.parent.parts)]
+
+
+@cache
+def _folder(part: str) -> str:
+    return _joined(CAMEL.sub("_", part).lower())
 
 
 def _words(part: str) -> list[str]:
-    return re.split(r"[^a-z]+", _joined(part))
+    return re.split(r"[^a-z]+", part)
 
 
 def _joined(part: str) -> str:
@@ -86,28 +104,44 @@ def _ending(name: PurePath) -> tuple[PurePath, str]:
 
 
 def _of_data_sets(names: Sequence[PurePath]) -> set[tuple[PurePath, str]]:
-    """Endings under which a folder has a split's file with a twin in another split: train.en and test.en, or train/a.en and
-    test/b.en. So test2016.en is no text to train on, either."""
+    """Endings under which a folder has a split's file with a twin in another split: train.en and test.en, train/a.en and
+    test/b.en, or train.en and test/b.en. So test2016.en is no text to train on, either."""
     twins = defaultdict[tuple[str, ...], dict[str, set[tuple[PurePath, str]]]](dict)
     for name in names:
-        if (ending := _ending(name))[1] not in NO_SPLIT_SUFFIXES and (mark := split_of(name, True)):
-            common = (re.sub("[a-z]+", lambda it: "" if it[0] in SPLITS else it[0], part) for part in _place(name))
-            twins[tuple(common)].setdefault(mark, set()).add(ending)
+        if (ending := _ending(name))[1] not in NO_SPLIT_SUFFIXES:
+            for mark, place in _places(name):
+                common = (re.sub("[a-z]+", lambda it: "" if it[0] in SPLITS else it[0], part) for part in place)
+                twins[tuple(common)].setdefault(mark, set()).add(ending)
     return {ending for marks in twins.values() if len(marks) > 1 for found in marks.values() for ending in found}
 
 
-def _place(name: PurePath) -> list[str]:
-    """What is equal of a file and its twins but for the split: of files in a split's folder, the ending and that folder."""
-    stem, *folders = (_joined(part) for part in (inner_name(name), *(part.lower() for part in name.parent.parts)))
-    if not _says_split(stem):
-        stem = PurePath(stem).suffix
-        while folders and not _says_split(folders[-1]):
-            folders.pop()
-    return [stem, *folders]
+def _places(name: PurePath) -> Iterator[tuple[str, list[str]]]:
+    """A split, and what is equal of a file and its twins in others: its name, or its ending and the folder of the split.
+
+    A file whose name begins or ends with the split may stand beside another split's folder."""
+    stem, *folders = _parts(name)
+    ending, words = PurePath(stem).suffix, _words(PurePath(stem).stem)
+    if mark := _first(_words(stem)):
+        yield mark, [stem, *folders]
+        if words[0] in SPLITS or words[-1] in SPLITS:
+            yield mark, [ending, *folders, ""]
+    while folders and not _first(_words(folders[-1])):
+        folders.pop()
+    if folders:
+        yield _first(_words(folders[-1])), [ending, *folders]
 
 
-def _says_split(part: str) -> bool:
-    return not SPLITS.keys().isdisjoint(_words(part))
+def _first(words: Iterable[str]) -> str:
+    return next((SPLITS[word] for word in words if word in SPLITS), "")
+
+
+def named_otherwise(names: Sequence[PurePath], split: str) -> tuple[str, int]:
+    """Words about files that are read though their names say another split, as code and text without such twins do, and a
+    count."""
+    marks = {SPLITS.get(split, split), ""}
+    named = [name for name in names if split != ALL and split_of(name, True) not in marks]
+    example = printable(named[0].as_posix().replace("{", "{{").replace("}", "}}")) if named else ""
+    return f"{{}} files are read though their names say another split, such as {example}", len(named)
 
 
 PART: Final = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)

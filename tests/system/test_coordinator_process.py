@@ -308,6 +308,15 @@ async def test_exit_codes(tmp_path: Path) -> None:
     assert "still running" in gone.stderr
 
 
+@pytest.mark.netns
+def test_an_invite_of_a_machine_with_ipv6_alone_names_its_address() -> None:
+    """It named 127.0.0.1: nobody else could join."""
+    network = "ip link set lo up && ip -6 addr add 2001:db8:7::1/128 dev lo && ip -6 route add default dev lo"
+    asks = "from coordinator.serving.served_coordinator import own_address; print(own_address())"
+    told = ["unshare", "--net", "sh", "-c", f'{network} && exec "$@"', "sh", sys.executable, "-c", asks]
+    assert subprocess.run(told, check=True, capture_output=True, text=True).stdout == "2001:db8:7::1\n"
+
+
 async def test_invites_name_all_addresses_of_a_coordinator_and_a_peer_takes_one_that_answers(tmp_path: Path) -> None:
     """A DNS name, IPv6 and IPv4, and one that nobody resolves: a peer has one of them, another peer another one."""
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as found:

@@ -72,6 +72,8 @@ async def test_a_fork_by_the_operator_names_the_state_and_keeps_the_settings(tmp
         with operated(here, "run") as run:
             [made] = await run("fork", run_id.hex()[:12], "--from-step", "29", "optimizer.lr=0.001", "name=again")
             [newest] = await run("fork", here.invite.link(), "--from-step", "34")
+            with pytest.raises((OperatorError, AssertionError), match="has a run 'swarm-from-30' already"):
+                await run("fork", here.invite.link(), "--from-step", "34")
             listed = {row["run"]: row for row in await run("list")}
         genesis = here.hub._genesis[bytes.fromhex(made["run"])]
         fork = here.hub.runs[bytes.fromhex(made["run"])].run

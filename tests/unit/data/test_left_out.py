@@ -17,7 +17,7 @@ from node import __main__ as command
 from node.data import rows, sources, text_files
 from node.data.build import build
 from node.data.corpus import look_at, open_corpus, survey
-from node.data.sources import Source, documents
+from node.data.sources import Source, documents, files_of
 from node.data.tally import LeftOutError, LeftOutReason, Repeats, Tally
 from node.data.tokenizer import ByteTokenizer
 from protos.errors import DataError
@@ -216,7 +216,7 @@ def test_splits_of_packed_text_and_by_other_words_are_not_trained_on_either(tmp_
         "the endings of languages are many: a twin of train says it"
     )
     assert read(mine, "validation") == (["no", "no"], {"split": 4})
-    put(mine, {"test2016_flickr.en": "no", "newstest2016.en": "news", "the.test.of.time.epub": "a book"})
+    put(mine, {"test2016_flickr.en": "no", "newscrawl2016.en": "news", "the.test.of.time.epub": "a book"})
     assert read(mine) == (["src", "news", "a book", "de", "en"], {"split": 4}), (
         "one twin says it of each name of its ending"
     )
@@ -241,6 +241,22 @@ def test_splits_of_packed_text_and_by_other_words_are_not_trained_on_either(tmp_
     assert read(put(tmp_path / "corpora", corpora)) == (["fr", "en", "news"], {"split": 2}), (
         "folders say it of any name"
     )
+    mixed = {"train.en": "en", "test/a.en": "no", "train/big.de": "de", "test.de": "no", "newstest2014.de": "no"}
+    camel = {"trainData.jsonl": ROWS, "testData.jsonl": ROWS}
+    assert read(put(tmp_path / "mixed", {**mixed, **camel})) == (["en", "de", *ROW_TEXTS], {"split": 4}), (
+        "a file is a twin of a folder"
+    )
+
+
+def test_a_name_of_another_split_that_is_read_is_told(tmp_path: Path) -> None:
+    """No file says train, so nobody knows whether dev/ is code's, or text that should not be trained on."""
+    files = {"europarl.en": "en", "dev/newstest2013.en": "dev", "test/it.py": "py"}
+    folder, tally = put(tmp_path / "text", files), Tally()
+    assert [path.name for path in files_of(Source(str(folder)), tally)] == ["newstest2013.en", "europarl.en", "it.py"]
+    assert any("2 files" in line and "dev/newstest2013.en" in line for line in tally.reading().lines())
+    other = Tally()
+    files_of(Source(str(folder), split="all"), other)
+    assert not other.reading().lines()
     beside = put(tmp_path / "beside", {"train.jsonl": ROWS, "README.md.gz": gzip.compress(b"# Card")})
     assert read(beside) == (ROW_TEXTS, {"about": 1})
 

@@ -244,3 +244,5 @@ def test_every_command_with_settings_takes_set() -> None:
         if any("--set" in parameter.opts for parameter in command.params)
     }
     assert found == {"join", "anchor", "export", "doctor", "relay"}
+    relay = unstyle(CliRunner().invoke(app, ["relay", "--help"], env={"COLUMNS": "200"}).output)
+    assert "default: *:4001" in relay, "at IPv6, too: peers with that alone find no other one"

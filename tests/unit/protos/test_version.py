@@ -77,30 +77,37 @@ def test_old_programs_keep_the_run_id_of_a_genesis_with_the_new_field() -> None:
     assert coordinator_pb2.ListRunsBody.FromString(data).SerializeToString(deterministic=True) == data
 
 
+def commands_of(app: typer.Typer) -> set[str]:
+    """With those of its groups, after the group's name."""
+    top = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return set(top) | {f"{name} {word}" for name, group in top.items() for word in getattr(group, "commands", ())}
+
+
 def test_each_program_knows_the_commands_of_the_other_one() -> None:
-    of = {
-        version.PEER: set(typer.main.get_command(node.__main__.app).commands),  # type: ignore[attr-defined]
-        version.COORDINATOR: set(typer.main.get_command(coordinator.__main__.app).commands),  # type: ignore[attr-defined]
-    }
+    of = {version.PEER: commands_of(node.__main__.app), version.COORDINATOR: commands_of(coordinator.__main__.app)}
     for program, words in version.PROGRAMS.items():
         assert set(words) <= of[program]
         (other,) = of.keys() - {program}
         assert not set(words) & of[other]
         hidden = {"push", "owner"}
         inside = {"pause", "resume", "finish", "anchor", "web", "version", "help"}
+        inside |= {"run pause", "run resume", "run finish", "service status"}
         assert of[program] - of[other] - set(words) - hidden <= inside
 
 
 @pytest.mark.parametrize(
-    ("app", "word", "said"),
+    ("app", "words", "said"),
     [
+        (node.__main__.app, "exclude", "No such command 'exclude': it is `swarmentum-coordinator peer exclude`."),
+        (coordinator.__main__.app, "run exclude", "command 'exclude': it is `swarmentum-coordinator peer exclude`."),
+        (coordinator.__main__.app, "run backup", "No such command 'backup': it is `swarmentum-coordinator backup`."),
         (node.__main__.app, "run", "No such command 'run': it is `swarmentum-coordinator run`."),
         (coordinator.__main__.app, "join", "No such command 'join': it is `swarmentum join`."),
         (coordinator.__main__.app, "pause", "No such command 'pause': it is `swarmentum-coordinator run pause`."),
         (node.__main__.app, "jion", "No such command 'jion'. Did you mean 'join'?"),
     ],
 )
-def test_a_command_of_the_other_program_is_named_with_it(app: typer.Typer, word: str, said: str) -> None:
-    result = CliRunner().invoke(app, [word, "create"], env={"TERM": "dumb", "COLUMNS": "200"})
+def test_a_command_of_the_other_program_is_named_with_it(app: typer.Typer, words: str, said: str) -> None:
+    result = CliRunner().invoke(app, [*words.split(), "create"], env={"TERM": "dumb", "COLUMNS": "200"})
     assert result.exit_code == 2
     assert said in result.output
