@@ -67,5 +67,5 @@ def test_a_torn_announcement_says_what_to_do(tmp_path: Path, size: int) -> None:
     """Cut anywhere: never taken for none, or the peer could announce two payloads for one step."""
     me = Identity.from_seed(bytes(32))
     (tmp_path / "announced").write_bytes(os.urandom(size) if size else b"")
-    with pytest.raises(OperatorError, match="Wait until the run is a step further, then delete the file"):
+    with pytest.raises(OperatorError, match="delete it, and the peer will send no votes in the step that is open"):
         LastAnnouncement(tmp_path, hashlib.sha256(b"run").digest(), me.public_key)
