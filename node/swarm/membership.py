@@ -37,7 +37,9 @@ TWICE_SILENT_SECONDS = 10.0
 """A peer whose identity seems to be in use twice sends no votes for so long after it joined, nor in the step that was open.
 With the other's votes they would be two payloads, which exclude the identity for good."""
 
-UNSURE = "this peer may have sent others in this step before, of which its home does not know"
+UNSURE = "it may have sent votes in this step before, of which its home does not know"
+ASKED_SOONER_SECONDS = 1.0
+"""The tick that asks again at the deadline may come so much faster than the one that named the deadline."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ class Membership:
         Not for longer than others wait for votes: with all others in the same place, the step would wait for ever."""
         others = tick.attempt > 1 or (public_key in tick.places and len(tick.roster) > 1)
         if others and known_step + 1 < tick.step:
-            self._unsure = tick.step, time.monotonic() + max(deadline_ms / 1000, TWICE_SILENT_SECONDS)
+            left = max(deadline_ms / 1000 - ASKED_SOONER_SECONDS, TWICE_SILENT_SECONDS)
+            self._unsure = tick.step, time.monotonic() + left
 
     def _tell_twice(self, why: str) -> None:
         self.used_twice = bool(why)
