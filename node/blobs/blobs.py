@@ -17,7 +17,7 @@ import asyncio
 import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from node.blobs.turns import Audience, ServedStream
@@ -296,11 +296,13 @@ TIMES_KEPT = 1024
 
 @dataclass
 class Stream:
-    """An open blob stream to a holder; `used`: it was kept from an earlier transfer, which took `previous_ms`."""
+    """An open blob stream to a holder; `used`: it was kept from an earlier transfer, which took `previous_ms`. `closes`: how
+    often all streams had been closed before it was opened."""
 
     holder: bytes
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    closes: int
     used: bool = False
     previous_ms: int = 0
 
@@ -333,7 +335,7 @@ class HolderStreams:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.kept: dict[bytes, list[Stream]] = {}
-        self._closed = False
+        self._closes = 0
         self.opening, self.answering = Times(), Times()
 
     async def acquire(self, holder: bytes) -> Stream:
@@ -342,21 +344,21 @@ class HolderStreams:
         while kept:
             stream = kept.pop()
             if not stream.reader.at_eof():
-                return Stream(holder, stream.reader, stream.writer, used=True, previous_ms=stream.previous_ms)
+                return replace(stream, used=True)
             stream.writer.close()
         return await self.open(holder)
 
     async def open(self, holder: bytes) -> Stream:
         """A new stream. NetworkError if the holder cannot be reached."""
-        began_at = asyncio.get_running_loop().time()
+        began_at, closes = asyncio.get_running_loop().time(), self._closes
         reader, writer = await self._host.open(holder, PROTOCOL)
         self.opening.note(holder, asyncio.get_running_loop().time() - began_at)
-        return Stream(holder, reader, writer)
+        return Stream(holder, reader, writer, closes)
 
     def keep(self, stream: Stream) -> None:
         """The next transfer from this holder may use the stream."""
         kept = self.kept.setdefault(stream.holder, [])
-        if len(kept) < STREAMS_KEPT_MAX and not self._closed:
+        if len(kept) < STREAMS_KEPT_MAX and stream.closes == self._closes:
             kept.append(stream)
         else:
             stream.writer.close()
@@ -367,7 +369,7 @@ class HolderStreams:
             stream.writer.close()
 
     def close(self) -> None:
-        """Close every kept stream, and keep none that a transfer gives back later."""
-        self._closed = True
+        """Close every kept stream, and keep none that a transfer has now. After a new start of p2pd there are others."""
+        self._closes += 1
         for holder in list(self.kept):
             self.drop(holder)

@@ -37,7 +37,9 @@ TWICE_SILENT_SECONDS = 10.0
 """A peer whose identity seems to be in use twice sends no votes for so long after it joined, nor in the step that was open.
 With the other's votes they would be two payloads, which exclude the identity for good."""
 
-UNSURE = "this peer may have sent others in this step before, of which its home does not know"
+UNSURE = "it may have sent votes in this step before, of which its home does not know"
+ASKED_SOONER_SECONDS = 1.0
+"""The tick that asks again at the deadline may come so much faster than the one that named the deadline."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,17 @@ class Membership:
             return "another program may vote with this peer's identity"
         return UNSURE if step == self._unsure[0] and now < self._unsure[1] else ""
 
-    def met_open(self, tick: Tick, public_key: bytes, known_step: int, deadline_ms: int) -> None:
-        """The step was open before this peer followed. Its home knows what it announced up to `known_step`, and later steps may
-        have been announced from a home that is lost, or from this home before a backup of it came back.
+    def met_open(self, tick: Tick, public_key: bytes, announced: int, seen: int, deadline_ms: int) -> None:
+        """The step was open before this peer followed. Its home knows what it announced up to the step `announced`, or up to
+        `seen`, the last one that it saw opened, and later steps may have been announced from a home that is lost, or from this
+        home before a backup of it came back. A coordinator that starts again gives the step a new deadline.
 
         Not for longer than others wait for votes: with all others in the same place, the step would wait for ever."""
         others = tick.attempt > 1 or (public_key in tick.places and len(tick.roster) > 1)
-        if others and known_step + 1 < tick.step:
-            self._unsure = tick.step, time.monotonic() + max(deadline_ms / 1000, TWICE_SILENT_SECONDS)
+        known = announced if tick.step == self._unsure[0] else max(announced, seen)
+        if others and known + 1 < tick.step:
+            left = max(deadline_ms / 1000 - ASKED_SOONER_SECONDS, TWICE_SILENT_SECONDS)
+            self._unsure = tick.step, time.monotonic() + left
 
     def _tell_twice(self, why: str) -> None:
         self.used_twice = bool(why)

@@ -38,7 +38,7 @@ from protos.v1 import update_pb2
 # author of two announcements of one step. So it re-sends its first one, or abstains if that payload is lost. ADR 19.
 
 NAME = "announced"
-LOST = "the payload that it announced before is not here"
+LOST = "the payload that it announced before is lost"
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class Pusher:
         self._host, self._view, self._wire, self._topic, self._arrivals = host, view, wire, topic, arrivals
         self._doors = doors
         self._kept: dict[bytes, _Kept] = {}
-        self._closed = False
+        self._closes = 0
         self._has: set[bytes] = set()  # the peers that have the last pushed announcement
         self._last = b""
         self._elsewhere: set[bytes] = set()  # the peers whose log was at another step when the last push came
@@ -243,8 +243,8 @@ class Pusher:
         return own if len(own) <= PUSHED_BYTES_MAX else b""
 
     def close(self) -> None:
-        """Close every stream, and push no more."""
-        self._closed = True
+        """Close every stream, and end every push. After a new start of p2pd there are others."""
+        self._closes += 1
         for task in self._pushing.values():
             task.cancel()
         for kept in self._kept.values():
@@ -277,7 +277,7 @@ class Pusher:
         with self._on_its_way(key, name, payload, began):
             await self._wire.up.take(8 + len(envelope) + len(payload), urgent=True)
         for _ in range(2):
-            kept = self._kept.pop(key, None)
+            kept, closes = self._kept.pop(key, None), self._closes
             fresh = kept is None
             done = False
             try:
@@ -302,7 +302,7 @@ class Pusher:
                 if fresh or isinstance(error, TimeoutError):
                     return False
             finally:
-                if done and kept is not None and not self._closed:
+                if done and kept is not None and closes == self._closes:
                     self._kept[key] = kept
                 elif kept is not None:
                     kept.writer.close()

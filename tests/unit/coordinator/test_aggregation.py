@@ -334,8 +334,8 @@ def test_a_rest_ends() -> None:
     assert not aggregation.is_resting(harness.run, requests[0].to), "the step after is the first without it"
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_the_end_waits_a_moment_for_the_anchor_that_keeps_the_last_state(comes_back: bool) -> None:
+@pytest.mark.parametrize("what", ["comes back", "stays away", "is all that is left"])
+def test_the_end_waits_a_moment_for_the_anchor_that_keeps_the_last_state(what: str) -> None:
     """It was away when the last step was decided: all peers left at once, and the last state with them."""
     harness = opened(3, anchored=True, aggregators=0, steps=1)
     harness.feed(Disconnected(ANCHOR))
@@ -349,11 +349,14 @@ def test_the_end_waits_a_moment_for_the_anchor_that_keeps_the_last_state(comes_b
     harness.applies(1, *range(3))
     assert not harness.run.finished_told
     assert "waits a moment for an anchor" in harness.run.reason
-    if comes_back:
+    if what == "comes back":
         harness.feed(JoinAsked(ANCHOR, "cpu", 100, LAYOUT, (), anchor=True))
         harness.feed(Connected(ANCHOR))
         assert not harness.run.finished_told, "it replays"
         harness.feed(Reported(ANCHOR, applied=((1, digest_of(1)),)))
+    elif what == "is all that is left":
+        for number in range(3):
+            harness.feed(Disconnected(key(number), leaving=True))
     else:
         harness.now = harness.run.finish_by_ms
         harness.feed(TimerFired())

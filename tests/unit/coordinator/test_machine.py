@@ -831,6 +831,27 @@ def test_votes_that_their_author_has_lost_are_not_waited_for(strict: bool) -> No
     assert {c.public_key for c in entry.contributions} == {key(1), key(2)}
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_votes_that_others_hold_count_though_their_author_abstains_and_those_announced_again_are_awaited(
+    again: bool,
+) -> None:
+    """Else nobody would vote in a step that has votes."""
+    harness = opened_together()
+    claim = claim_of(harness.ticks[-1], 0)
+    held = ((1, key(0), claim.payload_sha256),)
+    harness.feed(Reported(key(0), claim=claim, holdings=held))
+    harness.feed(Reported(key(0), abstained=(1, "lost")))
+    if again:
+        harness.feed(Reported(key(0), claim=claim))
+    for n in (1, 2):
+        harness.feed(Reported(key(n), abstained=(1, "no text")))
+    assert not harness.entries
+    assert ("all 3 peers that are here abstain" in harness.run.reason) is not again
+    harness.feed(Reported(key(1), holdings=held))
+    [entry] = harness.entries
+    assert [c.public_key for c in entry.contributions] == [key(0)]
+
+
 def test_who_holds_another_payload_than_its_author_claims_hears_the_authors_words() -> None:
     harness = opened()
     tick = harness.ticks[-1]

@@ -122,6 +122,8 @@ async def test_a_transfer_that_ends_after_the_close_leaves_no_stream_open() -> N
         streams.keep(late)
         assert kept.writer.is_closing()
         assert late.writer.is_closing()
+        streams.keep(again := await streams.acquire(ONE))
+        assert not again.writer.is_closing(), "after a new start of p2pd it is kept, as before"
 
 
 async def test_what_most_hold_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

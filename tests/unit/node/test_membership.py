@@ -85,8 +85,16 @@ async def test_whose_home_may_not_know_its_last_votes_sends_none_in_the_step_tha
     peer.parts.runtime.emit = mock.AsyncMock()
     await peer.parts.follower._handle(pb.FollowResponse(tick=event))
     assert bool(peer.voteless(7)) is silent
+    now += 59.9
+    assert not peer.voteless(7)
+    peer.parts.follower._fresh = True
+    await peer.parts.follower._handle(pb.FollowResponse(tick=event))
+    assert bool(peer.voteless(7)) is silent, "the coordinator started again, and others have as long again"
     await peer.parts.follower._handle(pb.FollowResponse(tick=tick_event(8, ADA, BOB)))
     assert not peer.voteless(8), "a step that opens now"
     assert bool(peer.voteless(7)) is silent
-    now += 60.0
-    assert not peer.voteless(7), "others may wait for it alone"
+    now += 59.9
+    assert not peer.voteless(7), "others may wait for it alone, and the tick of the deadline comes only once"
+    peer.parts.follower._fresh = True  # its stream broke
+    await peer.parts.follower._handle(pb.FollowResponse(tick=tick_event(9, ADA, BOB)))
+    assert not peer.voteless(9), "no home was lost: it saw the step before"

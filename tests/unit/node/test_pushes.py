@@ -402,6 +402,15 @@ async def test_the_time_to_each_answer_is_measured_for_the_size_of_the_votes() -
     assert 0 <= took.typical < 1000 * SECONDS_MAX
 
 
+async def test_streams_are_kept_after_a_new_start_of_the_daemon_too() -> None:
+    """None was, and so no time was measured any more: the size of the votes followed the uplink no longer."""
+    ada, _ = pusher([], answers=True)
+    ada.close()
+    for data in (VOTES, VOTES + b"more"):
+        await ada.publish(announced(ADA, data), data)
+    assert ada._arrivals.took(hashlib.sha256(VOTES + b"more").digest()) is not None
+
+
 async def test_a_push_that_the_next_one_overtakes_has_taken_so_long_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only pushes that arrived in time were measured, so that the votes grew although a peer got none of them."""
     monkeypatch.setattr(pushes, "PUSH_PATIENCE_SECONDS", 0.0)
