@@ -84,7 +84,8 @@ class Processes:
 
     def last_words(self, name: str) -> str:
         """The end of a child's log."""
-        return "\n".join((self._logs / f"{name}.log").read_text().splitlines()[-LINES_SHOWN:])
+        log = self._logs / f"{name}.log"
+        return "\n".join(log.read_text().splitlines()[-LINES_SHOWN:]) if log.exists() else f"{log} is gone"
 
     def ended(self) -> list[str]:
         """Names of children that have ended with an error."""

@@ -67,6 +67,11 @@ def test_a_swarm_in_one_cell_loses_a_peer_gets_it_back_and_all_states_agree(tmp_
             swarm.kill(name)
         with pytest.raises(swarmentum.OperatorError, match="no peer runs"):
             swarm.wait(99_999)
+        lost = swarm._children[swarm.add_peer("peer-0")]
+        lost.kill()
+        lost.wait()
+        with pytest.raises(swarmentum.SwarmentumError, match="peer-0 failed"):  # not that no peer runs
+            swarm.wait(99_999)
     assert processes_with(str(folder)) == []
     assert (folder / "logs" / "peer-0.log").is_file()
     with pytest.raises(swarmentum.OperatorError, match="is closed"):

@@ -57,16 +57,19 @@ _check_beside()
 
 def _peer_program() -> None:
     """The command `swarmentum`."""
-    from node.__main__ import main
-
-    main()
+    _program("node.__main__")
 
 
 def _coordinator_program() -> None:
     """The command `swarmentum-coordinator`."""
-    from coordinator.__main__ import main
+    _program("coordinator.__main__")
 
-    main()
+
+def _program(module: str) -> None:
+    try:
+        import_module(module).main()
+    except KeyboardInterrupt:  # while it is imported; later the program itself sees to it
+        raise SystemExit(130) from None
 
 
 if TYPE_CHECKING:

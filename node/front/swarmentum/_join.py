@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from node.admission.consent import MachineRequest, must_ask
 from node.app import Outcome
@@ -100,8 +101,7 @@ _open = set[PeerThread]()  # whose threads run
 
 
 def _leave_all() -> None:
-    """A program that ends without `close`: its peers leave cleanly."""
-    for peer in list(_open):
+    for peer in list(_open):  # a program that ends without `close`: its peers leave cleanly
         peer.close()
 
 
@@ -127,8 +127,7 @@ class Joined:
     def __init__(
         self, link: str, model: nn.Module, settings: PeerSettings, *, reads: bool, loss: Loss | None = None
     ) -> None:
-        self.model = model
-        self.home = settings.home
+        self.model, self.home = model, settings.home
         self._handover = Handover(model, loss)
         self._peer = PeerThread(link, settings, self._handover, reads=reads)
         weakref.finalize(self, self._peer.leave).atexit = False
@@ -164,6 +163,7 @@ class Joined:
             self._raise()
         return share
 
+    @_disable_dynamo
     def contribute(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
         """The gradient in `.grad` is this peer's for the step: the mean over `samples` (all of the share by default).
 
@@ -304,8 +304,8 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
         def heard(module: Any, given: Any, named: dict[str, Any], output: Any) -> None:
             loss, mine = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None), owner()
-            if mine is None or module is not mine._peer.model:  # a copy of the model has the hook, too
-                return
+            if mine is None or module is not mine._peer.model:
+                return  # a copy of the model has the hook, too
             if isinstance(loss, Tensor) and loss.requires_grad:
                 mine._heard.append(HeardLoss(loss))
                 mine._parts = named.get("num_items_in_batch") is not None
@@ -351,9 +351,9 @@ class SwarmOptimizer(torch.optim.Optimizer):
         found = [loss.nats for loss in self._heard if loss.is_used] or [loss.nats for loss in self._heard]
         return sum(found) / (1 if self._parts else len(found)) if found else None
 
+    @_disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Raises OperatorError after the run's end, without a loss, or for parameters that somebody moved; and the error that
-        ends the peer."""
+        """Raises OperatorError after the end, without a loss, or for parameters that were moved; and the peer's own error."""
         if self.finished:
             raise OperatorError("this peer has ended: stop the loop when optimizer.finished is true")
         if not self._peer._has_share and not self._goes_on(closure):

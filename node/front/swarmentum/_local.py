@@ -212,6 +212,7 @@ class Local:
         if step is None:
             return not alive and any(child.returncode == 0 for child in self._children.values())
         if not alive and all(child.returncode != 0 for name, child in self._children.items() if name != ANCHOR):
+            self._check()  # a peer that failed says why
             raise OperatorError(f"no peer runs, so step {step} cannot come: call add_peer")
         ended = [name for name, child in self._children.items() if name != ANCHOR and child.poll() == 0]
         if ended and (last := max(self._last(name) for name in ended)) < step:

@@ -178,3 +178,18 @@ def test_a_damaged_genesis_is_refused_in_words(home: Path, tmp_path: Path) -> No
     (tmp_path / "genesis").write_bytes(b"\xff" * 40)
     with pytest.raises(swarmentum.OperatorError, match="do not hold"):
         swarmentum.read_run(tmp_path)
+
+
+@pytest.mark.parametrize("program", ["_peer_program", "_coordinator_program"])
+def test_ctrl_c_while_a_command_is_imported_prints_no_traceback(program: str, tmp_path: Path) -> None:
+    code = f"""
+import signal, sys, swarmentum
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("node.__main__", "coordinator.__main__"):
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Pressed())
+swarmentum.{program}()
+"""
+    done = python(code, tmp_path)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from node.training.maker import Handover
+from node.training.own_loss import Unmoved
 from protos.errors import NetworkError, OperatorError
 from swarmentum import _join
 from swarmentum._join import PeerThread, SwarmOptimizer
@@ -197,6 +198,27 @@ def test_a_compiled_model_tells_its_loss() -> None:
     compiled(torch.ones(3))["loss"].backward()
     optimizer.step()
     assert peer.losses == [3.0]
+
+
+def test_a_compiled_step_hands_over_as_a_plain_one() -> None:
+    """Dynamo went into the wait for the next share, and failed there with an error of its own."""
+
+    class Looking(Peer):
+        def _next(self) -> Any:
+            Unmoved(self.model, thoroughly=True)
+            return super()._next()
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    peer = Looking(LineOfDict())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    peer.model(torch.ones(3))["loss"].backward()
+    torch.compile(optimizer.step, backend=backend)()
+    assert (peer.losses, graphs) == ([3.0], [])
 
 
 def test_a_step_goes_on_after_ctrl_c_in_its_wait() -> None:
