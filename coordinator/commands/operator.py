@@ -243,7 +243,7 @@ def health(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Ask the coordinator of --home whether it acts. Exit code 0: yes; 1: it stands by; 3: no answer."""
+    """Ask the coordinator of --home whether it acts. Exit code 0: yes; 1: it stands by; 2: none serves --home; 3: no answer."""
     folder = settings(home=home).home
     serving = Serving.read(folder)
     address = f"{serving.host}:{serving.port}"

@@ -41,7 +41,7 @@ from coordinator.store.journal import Journal, JournalError
 from coordinator.store.wait_queues import FILE, FILE_BYTES_MAX, from_file
 from protos.console import lock_home
 from protos.disk import remove_at_end, replace_bytes
-from protos.errors import NetworkError, OperatorError
+from protos.errors import OperatorError
 from protos.identity import Identity, short
 from protos.invite import Invite
 from protos.limits import REQUEST_BYTES_MAX
@@ -113,12 +113,12 @@ class Serving:
 
     @staticmethod
     def read(home: Path) -> Serving:
-        """The coordinator that serves this home folder; NetworkError if none does."""
+        """The coordinator that serves this home folder; OperatorError if none does."""
         try:
             values = json.loads((home / "serving.json").read_text())
             return Serving(**{**values, "coordinators": tuple(values["coordinators"])})
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise NetworkError(
+            raise OperatorError(
                 f"no coordinator serves {home}: start one with `swarmentum-coordinator serve --home {shlex.quote(str(home))}`"
             ) from error
 
