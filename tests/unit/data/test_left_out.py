@@ -246,6 +246,8 @@ def test_splits_of_packed_text_and_by_other_words_are_not_trained_on_either(tmp_
     assert read(put(tmp_path / "mixed", {**mixed, **camel})) == (["en", "de", *ROW_TEXTS], {"split": 4}), (
         "a file is a twin of a folder"
     )
+    books = {"Night Train.epub": "night", "The Acid Test.epub": "acid", "Dev.fb2": "dev"}
+    assert read(put(tmp_path / "books", books)) == (["dev", "night", "acid"], {}), "titles are no splits"
 
 
 def test_a_name_of_another_split_that_is_read_is_told(tmp_path: Path) -> None:
