@@ -25,7 +25,7 @@ SPLITS: Final = {
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test", "heldout": "test", "holdout": "test",
     "trainset": "train", "validset": "validation", "valset": "validation", "devset": "validation", "testset": "test",
     "traindata": "train", "valdata": "validation", "devdata": "validation", "testdata": "test", "evaldata": "test",
-    "newsdev": "validation", "newstest": "test", "tst": "test",
+    "newsdev": "validation", "newstest": "test", "devtest": "test", "tst": "test",
 }  # fmt: skip
 PLAIN_SUFFIXES: Final = ("", ".txt", ".text", ".raw", ".tokens")
 """Text files whose name may say a split."""
@@ -145,7 +145,8 @@ def named_otherwise(names: Sequence[PurePath], split: str) -> tuple[str, int]:
     marks = {SPLITS.get(split, split), ""}
     named = [name for name in names if split != ALL and split_of(name, True) not in marks]
     example = printable(named[0].as_posix().replace("{", "{{").replace("}", "}}")) if named else ""
-    return f"{{}} files are read though their names say another split, such as {example}", len(named)
+    told = f"{{}} files are read though their names say another split, such as {example}; move test sets away"
+    return told, len(named)
 
 
 PART: Final = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)
