@@ -25,7 +25,7 @@ SPLITS: Final = {
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test", "heldout": "test", "holdout": "test",
     "trainset": "train", "validset": "validation", "valset": "validation", "devset": "validation", "testset": "test",
     "traindata": "train", "valdata": "validation", "devdata": "validation", "testdata": "test", "evaldata": "test",
-    "newsdev": "validation", "newstest": "test", "tst": "test",
+    "newsdev": "validation", "newstest": "test", "devtest": "test", "tst": "test",
 }  # fmt: skip
 PLAIN_SUFFIXES: Final = ("", ".txt", ".text", ".raw", ".tokens")
 """Text files whose name may say a split."""
@@ -106,29 +106,33 @@ def _ending(name: PurePath) -> tuple[PurePath, str]:
 def _of_data_sets(names: Sequence[PurePath]) -> set[tuple[PurePath, str]]:
     """Endings under which a folder has a split's file with a twin in another split: train.en and test.en, train/a.en and
     test/b.en, or train.en and test/b.en. So test2016.en is no text to train on, either."""
-    twins = defaultdict[tuple[str, ...], dict[str, set[tuple[PurePath, str]]]](dict)
+    twins, firm = defaultdict[tuple[str, ...], dict[str, set[tuple[PurePath, str]]]](dict), set[tuple[str, ...]]()
     for name in names:
         if (ending := _ending(name))[1] not in NO_SPLIT_SUFFIXES:
-            for mark, place in _places(name):
-                common = (re.sub("[a-z]+", lambda it: "" if it[0] in SPLITS else it[0], part) for part in place)
-                twins[tuple(common)].setdefault(mark, set()).add(ending)
-    return {ending for marks in twins.values() if len(marks) > 1 for found in marks.values() for ending in found}
+            for mark, place, is_firm in _places(name):
+                common = tuple(re.sub("[a-z]+", lambda it: "" if it[0] in SPLITS else it[0], part) for part in place)
+                twins[common].setdefault(mark, set()).add(ending)
+                if is_firm:
+                    firm.add(common)
+    found = (marks.values() for common, marks in twins.items() if len(marks) > 1 and common in firm)
+    return {ending for endings in found for of_mark in endings for ending in of_mark}
 
 
-def _places(name: PurePath) -> Iterator[tuple[str, list[str]]]:
+def _places(name: PurePath) -> Iterator[tuple[str, list[str], bool]]:
     """A split, and what is equal of a file and its twins in others: its name, or its ending and the folder of the split.
 
-    A file whose name begins or ends with the split may stand beside another split's folder."""
+    A file whose name begins or ends with the split may stand beside another split's folder, or a file named by it alone. So not
+    each of them is firm: two books, Night Train and Acid Test, are no twins."""
     stem, *folders = _parts(name)
     ending, words = PurePath(stem).suffix, _words(PurePath(stem).stem)
     if mark := _first(_words(stem)):
-        yield mark, [stem, *folders]
+        yield mark, [stem, *folders], True
         if words[0] in SPLITS or words[-1] in SPLITS:
-            yield mark, [ending, *folders, ""]
+            yield mark, [ending, *folders, ""], SPLITS.keys() >= set(words) - {""}
     while folders and not _first(_words(folders[-1])):
         folders.pop()
     if folders:
-        yield _first(_words(folders[-1])), [ending, *folders]
+        yield _first(_words(folders[-1])), [ending, *folders], True
 
 
 def _first(words: Iterable[str]) -> str:
@@ -141,7 +145,8 @@ def named_otherwise(names: Sequence[PurePath], split: str) -> tuple[str, int]:
     marks = {SPLITS.get(split, split), ""}
     named = [name for name in names if split != ALL and split_of(name, True) not in marks]
     example = printable(named[0].as_posix().replace("{", "{{").replace("}", "}}")) if named else ""
-    return f"{{}} files are read though their names say another split, such as {example}", len(named)
+    told = f"{{}} files are read though their names say another split, such as {example}; move test sets away"
+    return told, len(named)
 
 
 PART: Final = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)

@@ -242,10 +242,12 @@ def test_splits_of_packed_text_and_by_other_words_are_not_trained_on_either(tmp_
         "folders say it of any name"
     )
     mixed = {"train.en": "en", "test/a.en": "no", "train/big.de": "de", "test.de": "no", "newstest2014.de": "no"}
-    camel = {"trainData.jsonl": ROWS, "testData.jsonl": ROWS}
-    assert read(put(tmp_path / "mixed", {**mixed, **camel})) == (["en", "de", *ROW_TEXTS], {"split": 4}), (
+    camel = {"trainData.jsonl": ROWS, "testData.jsonl": ROWS, "devtest/flores.en": "no"}
+    assert read(put(tmp_path / "mixed", {**mixed, **camel})) == (["en", "de", *ROW_TEXTS], {"split": 5}), (
         "a file is a twin of a folder"
     )
+    books = {"Night Train.epub": "night", "The Acid Test.epub": "acid", "Dev.fb2": "dev"}
+    assert read(put(tmp_path / "books", books)) == (["dev", "night", "acid"], {}), "titles are no splits"
 
 
 def test_a_name_of_another_split_that_is_read_is_told(tmp_path: Path) -> None:
