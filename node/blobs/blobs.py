@@ -302,7 +302,7 @@ class Stream:
     holder: bytes
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    closes: int
+    closes: int = 0
     used: bool = False
     previous_ms: int = 0
 
