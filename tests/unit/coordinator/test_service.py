@@ -160,30 +160,6 @@ async def test_a_peer_with_too_many_reports_waits_on_all_its_streams_and_others_
         await asyncio.gather(*tasks)
 
 
-async def test_a_report_counts_as_several_until_votes_are_accepted_and_so_it_is_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted, paced = list[int](), sessions.Sessions.report_wait_ms
-
-    def seen(self: sessions.Sessions, public_key: bytes, size: int, times: int, now_ms: int) -> float | None:
-        counted.append(times)
-        return paced(self, public_key, size, times, now_ms)
-
-    monkeypatch.setattr(sessions.Sessions, "report_wait_ms", seen)
-    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
-        await begin(here, swarm)
-        tick = tick_of(await swarm[0].until("tick"))
-        for peer in swarm:
-            await peer.contribute(tick, swarm)
-        await swarm[0].until("entry")
-        await swarm[0].client.report(pb.ReportBody())
-        assert counted == [10, 10, 4, 4, 1]
-    async with served(tmp_path, WAITS) as again, peers(again, 1) as (ada,):
-        await ada.join(from_step=1)
-        await ada.client.report(pb.ReportBody())
-        assert counted[5:] == [1]
-
-
 async def test_a_report_counts_once_and_may_be_overtaken(tmp_path: Path) -> None:
     async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,), here.channel() as channel:
         await peer.join()
