@@ -111,14 +111,11 @@ class RateLimiter:
         self._keep(key, paid if good else paid - self._each_ms)
         return good
 
-    def wait_ms(self, key: Hashable, now_ms: float, times: int, most_ms: float) -> float | None:
-        """How long this key waits before it acts, for what it did before. It then has acted so many times. None: longer than
-        `most_ms`, so it does not act, and pays nothing."""
+    def wait_ms(self, key: Hashable, now_ms: float, times: int) -> float:
+        """How long this key waits before it acts, for what it did before. It then has acted so many times."""
         paid = max(self._paid_until.pop(key, now_ms), now_ms)
-        wait_ms = max(0.0, paid + self._each_ms - now_ms - self._burst_ms)
-        good = wait_ms <= most_ms
-        self._keep(key, paid + times * self._each_ms if good else paid)
-        return wait_ms if good else None
+        self._keep(key, paid + times * self._each_ms)
+        return max(0.0, paid + self._each_ms - now_ms - self._burst_ms)
 
     def _keep(self, key: Hashable, paid_until: float) -> None:
         self._paid_until[key] = paid_until

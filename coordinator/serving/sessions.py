@@ -126,7 +126,8 @@ class Sessions:
 
     def report_wait_ms(self, public_key: bytes, size: int, times: int, now_ms: int) -> float | None:
         """How long a report of a peer waits, however many streams it has; None: too long. `times`: it counts as so many."""
-        return self._taking.wait_ms(public_key, now_ms, times * (1 + size // REPORT_BYTES), REPORT_WAIT_MS_MAX)
+        wait_ms = self._taking.wait_ms(public_key, now_ms, times * (1 + size // REPORT_BYTES))
+        return wait_ms if wait_ms <= REPORT_WAIT_MS_MAX else None
 
     def challenge(self, now_ms: int, where: str = "") -> bytes:
         """A new challenge for a site. If there are too many, the site with the most forgets its oldest unanswered one."""
