@@ -108,16 +108,7 @@ class RateLimiter:
         """Whether this key may act once more; each time moves the time that it is paid for."""
         paid = max(self._paid_until.pop(key, now_ms), now_ms) + self._each_ms
         good = paid <= now_ms + self._burst_ms
-        self._keep(key, paid if good else paid - self._each_ms)
-        return good
-
-    def wait_ms(self, key: Hashable, now_ms: float, times: int) -> float:
-        """How long this key waits before it acts, for what it did before. It then has acted so many times."""
-        paid = max(self._paid_until.pop(key, now_ms), now_ms)
-        self._keep(key, paid + times * self._each_ms)
-        return max(0.0, paid + self._each_ms - now_ms - self._burst_ms)
-
-    def _keep(self, key: Hashable, paid_until: float) -> None:
-        self._paid_until[key] = paid_until
+        self._paid_until[key] = paid if good else paid - self._each_ms
         while len(self._paid_until) > self._kept:
             self._paid_until.popitem(last=False)
+        return good

@@ -41,8 +41,6 @@ from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2
 
 REFUSED = pb.JoinFailure.JOIN_FAILURE_REFUSED
-# Identities are free. So a report of one without accepted votes counts as several: fewer of a member of the open step's roster.
-ROSTER_REPORT_TIMES, STRANGERS_REPORT_TIMES = 4, 10
 
 
 class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
@@ -259,7 +257,6 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         `teller` signed the first report of this stream. Its later ones need no signature: the stream is the proof."""
         runtime = self.runtime(request.envelope.run_id)
         opened, body = self._report(request.envelope, context, "reports", teller)
-        await self._wait(runtime.run, opened)
         event = doors.reported(opened, body)
         self._in_session(opened, body.session_id, body.sequence)
         self.hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
@@ -270,26 +267,13 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         answer.sequence = body.sequence
         return answer, body.quiet
 
-    async def _wait(self, run: Run, opened: VerifiedEnvelope) -> None:
-        """Let other peers' reports pass if this peer sends too many: sooner while no votes of it were accepted. Raises
-        ReadersBusyError."""
-        key, now_ms = opened.public_key, clocks.monotonic_ms()
-        peer, takes_part = run.peers.get(key), run.step is not None and key in run.step.tick.places
-        counts = peer is not None and (peer.anchor or peer.votes_accepted > 0)
-        times = 1 if counts else ROSTER_REPORT_TIMES if takes_part else STRANGERS_REPORT_TIMES
-        wait_ms = self.sessions.report_wait_ms(key, len(opened.body), times, now_ms)
-        if wait_ms is None:
-            raise ReadersBusyError("you send too many reports; send again in a second")
-        if wait_ms:
-            await asyncio.sleep(wait_ms / 1000)
-
     def _report(
         self, envelope: envelope_pb2.SignedEnvelope, context: Context, what: str, teller: bytes = b""
     ) -> tuple[VerifiedEnvelope, pb.ReportBody]:
-        """A report whose connection has not sent too many with signatures. Raises ReadersBusyError or Refusal."""
-        known = bool(teller) and not envelope.signature and envelope.public_key == teller
-        if not known and not self.sessions.may_report(context.peer(), clocks.monotonic_ms()):
+        """A report whose connection has not sent too many. Raises ReadersBusyError or Refusal."""
+        if not self.sessions.may_report(context.peer(), clocks.monotonic_ms()):
             raise ReadersBusyError(f"your connection sends too many {what}; send again in a second")
+        known = bool(teller) and not envelope.signature and envelope.public_key == teller
         opened = self.opened(envelope, Kind.KIND_REPORT, signed=not known)
         return opened, parse(pb.ReportBody, opened.body)
 

@@ -68,15 +68,10 @@ ADMIN_NONCES_MAX = 4096
 ADDRESS_CHALLENGES_MAX = 600
 ADDRESS_CHALLENGE_MS = 100
 ADDRESSES_KEPT = 4096
-# One connection may send this number of signed reports at once, and one more each CONNECTION_REPORT_MS.
+# One connection may send this number of reports at once, and one more each CONNECTION_REPORT_MS. A peer makes some three a
+# step.
 CONNECTION_REPORTS_MAX = 1000
 CONNECTION_REPORT_MS = 5
-# Of one peer this number of reports is handled at once, and one more each PEER_REPORT_MS: others wait, at most
-# REPORT_WAIT_MS_MAX. A peer of a tiny model sent 68 a second, five at once. A report of REPORT_BYTES or more is several.
-PEER_REPORTS_MAX = 100
-PEER_REPORT_MS = 5
-REPORT_BYTES = 512
-REPORT_WAIT_MS_MAX = 10_000
 COPIED = (
     "this peer's session went on without it, in a copy of its machine, or before the machine went back to an earlier state. "
     "If no copy runs, start the peer again"
@@ -114,7 +109,6 @@ class Sessions:
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
         self._asking = RateLimiter(ADDRESS_CHALLENGES_MAX, ADDRESS_CHALLENGE_MS, ADDRESSES_KEPT)
         self._reporting = RateLimiter(CONNECTION_REPORTS_MAX, CONNECTION_REPORT_MS, SESSIONS_MAX)
-        self._taking = RateLimiter(PEER_REPORTS_MAX, PEER_REPORT_MS, SESSIONS_MAX)
 
     def may_ask(self, address: str, now_ms: int) -> bool:
         """Whether a network address may have one more challenge."""
@@ -123,11 +117,6 @@ class Sessions:
     def may_report(self, connection: str, now_ms: int) -> bool:
         """Whether one more report may come over a connection. Call it before the check of the report's signature."""
         return self._reporting.allow(connection, now_ms)
-
-    def report_wait_ms(self, public_key: bytes, size: int, times: int, now_ms: int) -> float | None:
-        """How long a report of a peer waits, however many streams it has; None: too long. `times`: it counts as so many."""
-        wait_ms = self._taking.wait_ms(public_key, now_ms, times * (1 + size // REPORT_BYTES))
-        return wait_ms if wait_ms <= REPORT_WAIT_MS_MAX else None
 
     def challenge(self, now_ms: int, where: str = "") -> bytes:
         """A new challenge for a site. If there are too many, the site with the most forgets its oldest unanswered one."""

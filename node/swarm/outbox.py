@@ -290,7 +290,7 @@ class Outbox:
         for step in sorted(self.applied)[-limits.APPLIED_MAX :]:
             if self._new(Applied(step, self.applied[step]), facts):
                 body.applied.add(step=step, state_digest=self.applied[step])
-        for step, (stored, size) in sorted(self.snapshots.items()):
+        for step, (stored, size) in sorted(self.snapshots.items())[-limits.APPLIED_MAX :]:
             if self._new(stored, facts):
                 body.snapshots.add(step=step, root=stored.root, total_bytes=size, not_kept=not stored.kept)
         for step, (bad, size) in sorted(self.bad_snapshots.items())[-limits.APPLIED_MAX :]:

@@ -15,7 +15,7 @@ from coordinator.clock.effects import EntryCommitted, TickOpened
 from coordinator.clock.events import Disconnected, TimerFired
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import event_loop as runtime_module
-from coordinator.serving import following, hub, peer_service, sessions, throttled_log
+from coordinator.serving import following, hub, sessions, throttled_log
 from protos import calls, limits
 from protos.calls import BehindError, SessionLostError, fetch_certificate
 from protos.envelope import NO_RUN, Kind, seal
@@ -141,23 +141,6 @@ async def test_a_flood_of_reports_is_cut_before_its_signatures_are_looked_at(
         assert here.refused("bad_signature") == 5
         await peer.join()
         await peer.client.report(pb.ReportBody())
-
-
-async def test_a_peer_with_too_many_reports_waits_on_all_its_streams_and_others_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "PEER_REPORTS_MAX", peer_service.STRANGERS_REPORT_TIMES)
-    monkeypatch.setattr(sessions, "PEER_REPORT_MS", 100)
-    async with served(tmp_path, WAITS) as here, peers(here, 2) as (ada, bob):
-        await ada.join()
-        await bob.join()
-        await ada.client.report(pb.ReportBody())
-        await ada.client.tell(pb.ReportBody())
-        waiting = [ada.client.tell(pb.ReportBody()), ada.client.report(pb.ReportBody())]
-        tasks = [asyncio.ensure_future(it) for it in waiting]
-        await bob.client.tell(pb.ReportBody())
-        assert not any(task.done() for task in tasks)
-        await asyncio.gather(*tasks)
 
 
 async def test_a_report_counts_once_and_may_be_overtaken(tmp_path: Path) -> None:

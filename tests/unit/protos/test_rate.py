@@ -26,16 +26,6 @@ def test_who_keeps_to_the_pace_always_may_and_others_do_not_matter() -> None:
             rate.allow("mallory", now)
 
 
-def test_who_waits_its_time_keeps_the_pace_and_pays_for_more_at_once_afterwards() -> None:
-    rate, now = RateLimiter(2, 10, kept=4), 0.0
-    waits = []
-    for times in (1, 1, 1, 1, 5, 1):
-        waits.append(rate.wait_ms("ada", now, times))
-        now += waits[-1]
-    assert waits == [0, 0, 10, 10, 10, 50]
-    assert rate.wait_ms("bob", now, 1) == 0, "others do not wait"
-
-
 def test_it_remembers_so_many_keys_and_no_more() -> None:
     rate = RateLimiter(1, 1000, kept=2)
     assert [rate.allow(key, 0) for key in "aabbcc"] == [True, False, True, False, True, False]
