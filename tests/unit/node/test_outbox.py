@@ -189,6 +189,17 @@ def test_abstentions_leave_nothing_behind() -> None:
     assert not box._told
 
 
+def test_what_a_report_may_not_hold_waits_for_no_answer() -> None:
+    """A coordinator was slow while a peer caught up: the peer ended with "259 snapshots, at most 256"."""
+    box, many = Outbox(), limits.APPLIED_MAX + 3
+    for step in range(1, many + 1):
+        box.add_snapshot(step, step.to_bytes(32, "big"), 1, kept=False)
+    report = box.next_report()
+    assert [s.step for s in report[0].snapshots] == list(range(4, many + 1))
+    box.sent(report[1])
+    assert box.next_report() is None
+
+
 def test_a_new_session_hears_of_the_snapshots_that_are_here() -> None:
     """A peer that is seldom drawn stores an old one, and knows newer roots: joiners are sent to it for the old one."""
     box = Outbox()
