@@ -255,12 +255,12 @@ def _try_finish(run: Run, now_ms: int) -> Outcome:
     awaited = {key for key, peer in run.peers.items() if peer.phase is not PeerPhase.ABSENT}
     awaited |= {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
     again: list[Effect] = []
-    alone = run.anchored and not run.anchors_here and any(peer.is_here for peer in run.peers.values())
+    unanchored = run.anchored and not run.anchors_here and any(peer.is_here for peer in run.peers.values())
     if run.anchored and not run.anchors_here and (again := aggregation.asked_again(run, now_ms)):
         run = replace(run, added=())  # once
     behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
     keeping = sum(key not in run.reported_snapshots.get(run.head_step, {}) for key in awaited) if run.ended else 0
-    if (behind or keeping or alone) and now_ms < run.finish_by_ms:
+    if (behind or keeping or unanchored) and now_ms < run.finish_by_ms:
         what = str(run.ended) if run.ended else "the last step is committed"
         return replace(run, reason=f"{what}; {_awaited(run, behind, keeping)}"), again
     text = str(run.ended) if run.ended else f"finished: {run.head_step} steps"

@@ -92,15 +92,16 @@ def _of_layout(line: str) -> toml_file.Wrong:
     return toml_file.Wrong(place, line, (place,))
 
 
-def refuse_second(operator: Operator, name: str, file: Path | None = None) -> None:
+def refuse_second(
+    operator: Operator, name: str, file: Path | None = None, todo: str = "another `name` in run.toml"
+) -> None:
     """OperatorError if the coordinator has an unfinished run of this name: commands and people name runs by it.
 
-    `file`: the run.toml, whose line the message then names.
+    `file`: the run.toml, whose line the message then names. `todo`: what the caller can give in place of it.
     """
     if any(config_from_json(run.genesis.config_json).name == name for run in operator.list_runs(unfinished=True)):
         place = f"{file}:{toml_file.line_of(file.read_text(encoding='utf-8'), ('name',))}: " if file else ""
-        todo = "give another `name` in run.toml, or --name of `run fork`"
-        raise OperatorError(f"{place}name: this coordinator has a run {name!r} already; {todo}")
+        raise OperatorError(f"{place}name: this coordinator has a run {name!r} already; give {todo}")
 
 
 @dataclass(frozen=True)

@@ -285,7 +285,7 @@ def fork(
     start = found.state_at(STEP_MAX if from_step is None else from_step)
     named = {"name": name} if name else {"name": _name(found.config.name, start.step)} | wanted
     config = forked(found.config_at(start.step), wanted | named)
-    refuse_second(operator, config.name)
+    refuse_second(operator, config.name, todo="the fork another one with --name")
     invite = operator.create_run(config, found.layout_digest, found.parameters, start)
     genesis = operator.find(invite.run_id.hex()).genesis
     anchor_link = link_for_anchors(operator, genesis, config)

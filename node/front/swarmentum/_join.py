@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
+from torch._compile import _disable_dynamo  # as torch.optim's own methods: dynamo is loaded at the first call
 
 from node.admission.consent import MachineRequest, must_ask
 from node.app import Outcome
@@ -101,7 +101,8 @@ _open = set[PeerThread]()  # whose threads run
 
 
 def _leave_all() -> None:
-    for peer in list(_open):  # a program that ends without `close`: its peers leave cleanly
+    """A program that ends without `close`: its peers leave cleanly."""
+    for peer in list(_open):
         peer.close()
 
 
@@ -163,7 +164,6 @@ class Joined:
             self._raise()
         return share
 
-    @_disable_dynamo
     def contribute(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
         """The gradient in `.grad` is this peer's for the step: the mean over `samples` (all of the share by default).
 
