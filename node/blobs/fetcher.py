@@ -311,9 +311,13 @@ class _Pull:
         if isinstance(error, _FAILURES):
             if isinstance(error, Refusal):
                 self._refused(error)
-            elif isinstance(error, TimeoutError) or not attempt.opened:
-                self.away.add(holder)
-                self._asking.streams.drop(holder)
+            else:
+                broke = attempt.opened and not isinstance(error, TimeoutError)
+                if not broke:
+                    self.away.add(holder)
+                    self._asking.streams.drop(holder)
+                if broke or attempt.silent_at > _now():  # it may start p2pd again, and be back while others are silent
+                    self._turns.lacks(holder, _now())
             self._save(attempt)
             self._problems[holder] = str(error) or type(error).__name__
             return False

@@ -116,6 +116,24 @@ async def test_a_dead_author_does_not_keep_us_from_those_who_got_the_blob_meanwh
         assert fetcher.streams.kept.keys() == {ONE, OTHER}, "what may be a dead connection is used again"
 
 
+@pytest.mark.usefixtures("hasty")
+async def test_a_holder_whose_connection_broke_is_asked_again_while_another_is_silent() -> None:
+    """It started p2pd again, as a peer does once it is a relay; the author could not be dialled for ten seconds."""
+    asked: list[int] = []
+
+    async def breaks_twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(1)
+        if len(asked) > 2:
+            await honest(reader, writer)
+
+    async with (
+        fetching({LIAR: silent, ONE: breaks_twice}) as fetcher,
+        asyncio.timeout(blobs.STREAM_IDLE_SECONDS_MAX / 2),
+    ):
+        assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE]) == BLOB
+    assert len(asked) == 3
+
+
 async def test_a_transfer_that_ends_after_the_close_leaves_no_stream_open() -> None:
     async def dial(holder: bytes, _: str) -> tuple[asyncio.StreamReader, mock.Mock]:
         return asyncio.StreamReader(), mock.Mock()
