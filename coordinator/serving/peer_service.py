@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
+from weakref import WeakValueDictionary
 
 from coordinator.clock import admission, holder_counts, rules
 from coordinator.clock.effects import Denial
@@ -51,6 +52,9 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         self._telling: set[asyncio.Task[Any]] = set()
         self._ended = False
         self._processes = IdentityPrograms()
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        """By public key: one report of a peer is taken at a time, however many streams it has. By run id: one of all peers
+        without accepted votes, because identities are free."""
 
     @answered
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:  # noqa: N802
@@ -257,6 +261,18 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         `teller` signed the first report of this stream. Its later ones need no signature: the stream is the proof."""
         runtime = self.runtime(request.envelope.run_id)
         opened, body = self._report(request.envelope, context, "reports", teller)
+        peer = runtime.run.peers.get(opened.public_key)
+        async with self._turn_to_report(opened.public_key):
+            if peer is not None and (peer.anchor or peer.votes_accepted):
+                return await self._taken(runtime, opened, body), body.quiet
+            async with self._turn_to_report(opened.run_id):
+                await asyncio.sleep(0)  # others' reports that are here by now come first
+                return await self._taken(runtime, opened, body), body.quiet
+
+    def _turn_to_report(self, of: bytes) -> asyncio.Lock:
+        return self._turns.setdefault(of, asyncio.Lock())
+
+    async def _taken(self, runtime: RunRuntime, opened: VerifiedEnvelope, body: pb.ReportBody) -> pb.ReportResponse:
         event = doors.reported(opened, body)
         self._in_session(opened, body.session_id, body.sequence)
         self.hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
@@ -265,7 +281,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             await runtime.handle(Disconnected(opened.public_key, leaving=True))
         answer = self._answer(runtime.run, event, refusals)
         answer.sequence = body.sequence
-        return answer, body.quiet
+        return answer
 
     def _report(
         self, envelope: envelope_pb2.SignedEnvelope, context: Context, what: str, teller: bytes = b""

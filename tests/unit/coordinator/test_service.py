@@ -1,6 +1,7 @@
 """Runtime and gRPC service, with real TLS, a real journal and the peers' own client."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,47 @@ async def test_a_flood_of_reports_is_cut_before_its_signatures_are_looked_at(
         assert here.refused("bad_signature") == 5
         await peer.join()
         await peer.client.report(pb.ReportBody())
+
+
+async def test_reports_of_one_peer_are_taken_one_at_a_time_and_of_all_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many streams a few free identities have, they hold up nobody whose votes were accepted."""
+    came, under_way, most, gate = list[str](), Counter[bytes](), Counter[bytes](), asyncio.Event()
+    may_report = sessions.Sessions.may_report
+
+    def counted(self: sessions.Sessions, connection: str, now_ms: int) -> bool:
+        came.append(connection)
+        return may_report(self, connection, now_ms)
+
+    async with served(tmp_path, WAITS) as here, peers(here, 4) as swarm:
+        ada, bob, *strangers = swarm
+        await begin(here, [ada, bob])
+        await one_step([ada, bob])
+        for stranger in strangers:
+            await stranger.join()
+        handle = here.runtime.handle
+
+        async def gated(event: Any) -> Any:
+            if (key := getattr(event, "public_key", bob.key)) == bob.key:
+                return await handle(event)
+            under_way[key] += 1
+            most[key] = max(under_way[key], most[key])
+            most[b""] = max(sum(under_way[stranger.key] for stranger in strangers), most[b""])
+            await gate.wait()
+            under_way[key] -= 1
+            return await handle(event)
+
+        monkeypatch.setattr(here.runtime, "handle", gated)
+        monkeypatch.setattr(sessions.Sessions, "may_report", counted)
+        loop, slow = asyncio.get_running_loop(), [ada, *strangers]
+        calls = [loop.create_task(peer.client.report(pb.ReportBody())) for peer in slow for _ in range(3)]
+        await eventually(lambda: len(came) == len(calls))
+        assert await bob.client.report(pb.ReportBody()) == []
+        gate.set()
+        assert await asyncio.gather(*calls) == [[]] * len(calls)
+        assert [most[peer.key] for peer in slow] == [1, 1, 1]
+        assert most[b""] == 1
 
 
 async def test_a_report_counts_once_and_may_be_overtaken(tmp_path: Path) -> None:
