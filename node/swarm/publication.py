@@ -122,7 +122,7 @@ class Publication:
             return  # the log has decided the step while this peer computed
         signed = await self._sign_once(data, announcement)
         if signed is None:
-            self._outbox.abstain(announcement.step, LOST)
+            self._outbox.abstain(announcement.step, LOST, lost=True)
         if signed is None or signed.step <= self._view.step:
             return
         again = self._outbox.announcement == Published(signed.step, signed.envelope)

@@ -33,6 +33,8 @@ class Checkers:
         self.excluded: dict[bytes, int] = {}
         self.removed: set[bytes] = set()
         """Whom the operator asked to exclude."""
+        self.lost: set[int] = set()
+        """Steps in which a peer never votes, as it told the coordinator."""
 
     def entry(self, peer: str, signed: SignedEntry) -> None:
         """An entry arrived with all its payloads: every peer sees the same at each step."""
@@ -84,6 +86,7 @@ class Checkers:
         assert len(run.reported_digests) <= (DIGEST_STEPS_KEPT + 2 if run.anchored else 3)
         assert len(run.reported_snapshots) <= SNAPSHOT_STEPS_KEPT + 1
         assert len(run.peers) <= PEERS_KEPT
+        self.lost |= {peer.silence[0] for peer in run.peers.values() if peer.silence is not None and peer.silence[3]}
         if run.step is not None:
             members = len(run.step.tick.roster)
             assert len(run.step.claims) <= members
@@ -117,4 +120,6 @@ class Checkers:
         in_journal = {r.entry.step: r.hash for r in kept if isinstance(r, EntryCommitted)}
         for step, seen in self.entries.items():
             assert in_journal.get(step) == seen, f"entry {step} was seen and is not in the journal"
-        Harness(config, run_id=run_id).load(kept)
+        harness = Harness(config, run_id=run_id)
+        harness.lost = self.lost
+        harness.load(kept)

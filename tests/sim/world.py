@@ -585,6 +585,8 @@ class World:
             await asyncio.sleep(0.25)
             if self.failures:
                 raise self.failures[0]
+            if self.coordinator.service is not None:
+                self.checkers.coordinator(self.coordinator.hub.runs[self.coordinator.run_id].run)
             for peer in self.peers:
                 peer.check_buffers()
         return True
