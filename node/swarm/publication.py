@@ -167,7 +167,7 @@ class Publication:
         announcement.payload_sha256, announcement.payload_bytes = sha256, len(data)
         envelope = seal(self._identity, Kind.KIND_ANNOUNCEMENT, self._run_id, announcement)
         signed = SignedAnnouncement(step, sha256, envelope.SerializeToString(deterministic=True))
-        await self._aside(self._last_announcement.keep, signed)
+        await asyncio.gather(self._aside(self._last_announcement.keep, signed), self._aside(self._payloads.sync_own))
         return signed
 
     async def take_back(self, data: bytes) -> None:

@@ -104,6 +104,21 @@ def _others_have_all(world: World, peer: PeerProcess) -> bool:
     return sum(replica is not None and replica.step >= world.coordinator.head_step for replica in others) >= 2
 
 
+def power_cut(world: World, _: Fault) -> Callable[[], None]:
+    """All peers are on one machine: what they wrote since the fault began is gone, but for what they synced."""
+    before = {path.stat().st_ino for peer in world.peers for path in peer.folder.rglob("*")}
+
+    def cut() -> None:
+        for peer in world.peers:
+            peer.crash()
+            for path in [path for path in peer.folder.rglob("*") if path.is_file()]:
+                if path.stat().st_ino not in before | world.synced:
+                    path.unlink()
+            peer.start()
+
+    return cut
+
+
 def crash_coordinator(world: World, _: Fault) -> Callable[[], None]:
     coordinator = world.coordinator
     if coordinator.service is None:
@@ -232,6 +247,7 @@ ALONE = {
     "bad-disk": bad_disk,
     "lost-home": lost_home,
     "old-home": old_home,
+    "power-cut": power_cut,
 }
 """Those that are only drawn when they are asked for: where memory is bad and others crash, the wrong replica may be all that is
 left; where nobody names the right length, every step is empty; and an operator's decisions are no faults."""

@@ -84,6 +84,19 @@ def test_peers_leave_find_a_file_damaged_or_have_lost_their_home_and_come_back(s
     assert finished(start("--seeds", "0", str(seeds), *faults, "old-home")).count("seed ") == seeds
 
 
+@few_seeds(3, 24)
+def test_a_run_goes_on_after_a_power_cut_of_all_its_peers(seeds: int) -> None:
+    """What they synced is enough to apply the log: it named votes, and sums, that nobody had any more."""
+    faults = ["--faults", "power-cut", "crash-coordinator"]
+    assert finished(start("--seeds", "809", str(809 + seeds), *faults)).count("seed ") == seeds
+    assert (
+        finished(start("--seeds", "809", str(809 + seeds), "--aggregators", "3", "--ranges", "2", *faults)).count(
+            "seed "
+        )
+        == seeds
+    )
+
+
 @pytest.mark.long
 @few_seeds(4, 16)
 def test_sums_are_those_of_their_votes_whatever_goes_wrong(seeds: int) -> None:

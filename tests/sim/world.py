@@ -517,6 +517,8 @@ class World:
     """Everything that a peer ever had, by its hash."""
     lies: int = 0
     """False sums that aggregators made."""
+    synced: set[int] = field(default_factory=set)
+    """Inodes of files that a loss of power does not undo."""
     failures: list[BaseException] = field(default_factory=list)
     """What went wrong in a thread or a callback."""
 
@@ -525,7 +527,8 @@ class World:
         random.seed(self.seed)  # the jitter of retries (protos/clocks.py)
         self.loop.set_exception_handler(self._failed)
         self._disks = [
-            mock.patch(f"{module}.sync_file", self._sync) for module in ("protos.disk", "node.snapshot.store")
+            mock.patch(f"{module}.sync_file", self._sync)
+            for module in ("protos.disk", "node.snapshot.store", "node.blobs.payloads")
         ]
         for patch in self._disks:
             patch.start()
@@ -597,6 +600,7 @@ class World:
         path = Path(f"/proc/self/fd/{file.fileno()}").readlink()
         if any(peer.full and path.is_relative_to(peer.folder) for peer in self.peers):
             raise OSError(28, "No space left on device")
+        self.synced.add(path.stat().st_ino)
 
     async def close(self) -> None:
         """End everything; nothing is left on the loop."""
