@@ -82,6 +82,17 @@ def test_peers_leave_find_a_file_damaged_or_have_lost_their_home_and_come_back(s
     faults.insert(4, "crash-coordinator")  # it forgets an announcement
     finished(start("--seed", "34", "--aggregators", "3", *faults))
     assert finished(start("--seeds", "0", str(seeds), *faults, "old-home")).count("seed ") == seeds
+    strict = [
+        "--set",
+        "clock.strict=true",
+        "--faults",
+        "crash-peer",
+        "lost-home",
+        "old-home",
+        "crash-coordinator",
+        "leave",
+    ]
+    assert finished(start("--seeds", "814", str(814 + seeds), *strict)).count("seed ") == seeds
 
 
 @few_seeds(3, 24)
