@@ -26,7 +26,7 @@ class Checkers:
         self.entries: dict[int, bytes] = {}
         self.digests: dict[int, bytes] = {}
         self._heads: dict[str, int] = {}
-        self._committed = 0
+        self._committed, self._lost, self._returned = 0, False, False
         self._corrupted: dict[str, int] = {}
         self.two_faced: set[bytes] = set()
         self.heard: dict[bytes, int] = {}
@@ -71,11 +71,16 @@ class Checkers:
 
     def coordinator_started(self, run: Run) -> None:
         """After a crash everything that anyone was told is there."""
-        told = max(self.entries, default=0)
+        told = 0 if self._lost else max(self.entries, default=0)
+        self._lost = False
         assert run.head_step >= max(told, self._committed), (
             f"the head was {max(told, self._committed)}, now {run.head_step}"
         )
         self._committed = run.head_step
+
+    def journal_lost(self) -> None:
+        """The coordinator gets an older journal: peers give back what it lost."""
+        self._lost, self._returned, self._committed = True, True, 0
 
     def coordinator(self, run: Run) -> None:
         """Its memory is bounded, and entries only grow."""
@@ -121,5 +126,5 @@ class Checkers:
         for step, seen in self.entries.items():
             assert in_journal.get(step) == seen, f"entry {step} was seen and is not in the journal"
         harness = Harness(config, run_id=run_id)
-        harness.lost = self.lost
+        harness.lost, harness.returning = self.lost, self._returned
         harness.load(kept)

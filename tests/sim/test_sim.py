@@ -108,6 +108,14 @@ def test_a_run_goes_on_after_a_power_cut_of_all_its_peers(seeds: int) -> None:
     )
 
 
+@few_seeds(2, 24)
+def test_peers_give_back_what_an_older_journal_lost_and_add_up_again_what_an_aggregator_lost(seeds: int) -> None:
+    faults = ["--faults", "old-journal", "leave", "slow-peer"]
+    assert finished(start("--seeds", "801", str(801 + seeds), *faults)).count("seed ") == seeds
+    told = finished(start("--seeds", "809", str(809 + seeds), "--aggregators", "3", *faults, "lost-sum"))
+    assert told.count("seed ") == seeds
+
+
 @pytest.mark.long
 @few_seeds(4, 16)
 def test_sums_are_those_of_their_votes_whatever_goes_wrong(seeds: int) -> None:

@@ -82,7 +82,8 @@ class Coordinator:
     def __init__(self, net: Net, folder: Path, config: RunConfig, checkers: Checkers) -> None:
         self._net, self._checkers = net, checkers
         self.identity = Identity.from_seed(b"c" * 32)
-        self.url = f"sqlite:///{folder / 'journal.sqlite3'}"
+        self.path = folder / "journal.sqlite3"
+        self.url = f"sqlite:///{self.path}"
         self.genesis = log_pb2.Genesis(
             format_version=FORMAT_VERSION,
             config_json=config.canonical_json(),
@@ -287,6 +288,7 @@ class PeerProcess:
         if self.running or self.finished:
             return
         self.lives += 1
+        self.replica = None
         self.world.net.alive[self.name] = self.lives
         self.thread = Thread(self.world.loop, self._live)
 
