@@ -172,6 +172,14 @@ def nobody_votes(run: Run, step: OpenStep, now_ms: int) -> bool:
     return bool(silent := _silent(step)) and not deciders(run, step, now_ms) & ~silent
 
 
+def all_lost(run: Run, step: OpenStep, now_ms: int) -> bool:
+    """Whether no peer that could decide the open step ever votes in it. Those that their owners paused are not asked."""
+    deciding = [key for key in step.abstained if deciders(run, step, now_ms) & step.bit(key)]
+    silences = [run.peers[key].silence for key in deciding if key in run.peers and not run.peers[key].is_paused]
+    lost = [it is not None and it[0] == step.tick.step and it[3] for it in silences]
+    return nobody_votes(run, step, now_ms) and bool(lost) and all(lost)
+
+
 def _all_abstain(run: Run, step: OpenStep) -> str:
     """The reason if no peer has votes, and what to do if it is a loss that is no number."""
     paused = sum(key in run.peers and run.peers[key].is_paused for key in step.abstained)
@@ -180,7 +188,7 @@ def _all_abstain(run: Run, step: OpenStep) -> str:
     all_here = f"all {len(step.abstained)} peers that are here abstain from step {step.tick.step}"
     peers = {key: run.peers[key].silence for key in step.abstained if key in run.peers and not run.peers[key].is_paused}
     said = [it for it in peers.values() if it is not None and it[0] == step.tick.step]
-    if broken := [why for _, why, not_finite in said if not_finite]:
+    if broken := [why for _, why, not_finite, _ in said if not_finite]:
         diverged = (
             "the run has diverged" if len(broken) == len(said) else "if that of the others is not, the run has diverged"
         )
@@ -189,7 +197,7 @@ def _all_abstain(run: Run, step: OpenStep) -> str:
             f"{_way_back(run)}"
         )
     words = f"{all_here} ({next(iter(step.abstained.values()))}), and are asked again at its deadline"
-    if any(not_finite is None for _, _, not_finite in said):  # of an earlier version
+    if any(not_finite is None for _, _, not_finite, _ in said):  # of an earlier version
         words += f". If it is the loss that is not finite, the run has diverged. {_way_back(run)}"
     return words
 
@@ -253,13 +261,13 @@ def commit(run: Run, now_ms: int, aggregate: Aggregate | None = None) -> tuple[R
     body = entry_body(entry)
     record = EntryCommitted(entry, body, entry_hash(body))
     accepted, seen = {c.public_key for c in counted}, {c.public_key for c in (*counted, *tried)}
-    run = _paced(run, current, seen)
+    run = _paced(run, current, seen) if seen else run
     run = memory.remember(run, record, now_ms)
     # The time that most peers needed, so a few cannot make the next step wait longer. If most were late, it is the whole
     # time.
     duration = max((current.most_at_ms or now_ms) - current.opened_ms, 0)
     late = anchor_here(run) and not any(current.anchored & current.bit(author) for author in accepted)
-    if not late:  # the time of a step that waited in vain says nothing about the peers
+    if seen and not late:  # the time of a step that waited in vain says nothing about the peers
         run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
     run = replace(run, anchor_late=late)
     run, named = _owners(run, accepted)

@@ -110,6 +110,8 @@ class Reported:
     """The step for which the peer has no votes and will have none, and the reason, in printable text."""
     not_finite: bool | None = None
     """Whether the peer abstains because its loss or gradient is not finite; None: the peer does not say."""
+    lost: bool = False
+    """Whether the peer never votes in the step from which it abstains."""
     held: HeldPlaces | None = None
     paused: bool | None = None
     """Whether the peer's owner has paused it; None: as before."""

@@ -104,7 +104,8 @@ def _abstained(run: Run, event: Reported) -> Run:
     step, reason = event.abstained
     if step != current.tick.step:
         return run
-    run = run_changes.with_peer(run, replace(run.peers[event.public_key], silence=(step, reason, event.not_finite)))
+    silence = step, reason, event.not_finite, event.lost
+    run = run_changes.with_peer(run, replace(run.peers[event.public_key], silence=silence))
     return replace(run, step=replace(current, abstained={**current.abstained, event.public_key: reason}))
 
 

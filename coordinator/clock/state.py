@@ -88,8 +88,9 @@ class Peer:
     each) in which an entry counted the peer's votes, the last of them `last_period`. `anchor`: the peer only applies.
     `syncing_since_ms`: when the peer last began to get the state. `paused_since_ms`: when the peer's owner paused it, None if
     it takes part. `contradicted`: how many reported states in a row did not count. `last_turn`: the last step in whose roster
-    the peer was. `silence`: the step from which it abstained last, why, and whether its loss or gradient is not finite (None:
-    it does not say); None once it votes. `owner`: as it names it now; `owner_kept`: as the journal has it, of `owner_step`.
+    the peer was. `silence`: the step from which it abstained last, why, whether its loss or gradient is not finite (None: it
+    does not say), and whether it never votes in it; None once it votes. `owner`: as it names it now; `owner_kept`: as the
+    journal has it, of `owner_step`.
     """
 
     public_key: bytes
@@ -115,7 +116,7 @@ class Peer:
     missed: float = 0.0
     votes_accepted: int = 0
     loss: float = 0.0
-    silence: tuple[int, str, bool | None] | None = None
+    silence: tuple[int, str, bool | None, bool] | None = None
     owner: Owner = NOBODY
     owner_kept: Owner = NOBODY
     owner_step: int = 0

@@ -64,7 +64,8 @@ def _open(run: Run, now_ms: int) -> Outcome:
 def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
     """The same step and samples again, for the peers that are ready now. Existing payloads stay valid.
 
-    Peers that all abstain are asked again: what they lacked, such as a text or a program's gradient, may be there now.
+    Peers that all abstain are asked again: what they lacked, such as a text or a program's gradient, may be there now. If all
+    have lost their votes, the step is decided without any, and its samples go back.
     """
     current = run.step
     assert current is not None
@@ -82,6 +83,8 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
         effects: list[Effect] = [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
         may_vote = members and not run.is_paused and len(ready) >= wanted
+        if may_vote and entry_decision.all_lost(run, current, now_ms):
+            return _decide(run, now_ms, None, [])
         if not may_vote or not entry_decision.nobody_votes(run, current, now_ms):
             return run, effects
         run, again = _ask_again(run, replace(current, abstained={}), now_ms)
@@ -200,6 +203,8 @@ def _missed(run: Run, current: OpenStep, reason: str, now_ms: int) -> Outcome:
     if current.tick.aggregators and current.claimed & ~current.counted:
         return _without_aggregators(run, current, why, now_ms)
     if run.config.clock.strict:
+        if entry_decision.all_lost(run, current, now_ms):
+            return _decide(run, now_ms, None, [])
         return _ask_again(run, current, now_ms)
     if run.is_paused:
         why = f"{life.words(run)}; {why}, so the step waits for the end of the pause"

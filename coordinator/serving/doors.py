@@ -233,6 +233,7 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
         offences=tuple(prove(equivocation_from_body(pair), opened.run_id) for pair in body.equivocations),
         abstained=_abstained(body.abstained) if body.HasField("abstained") else None,
         not_finite=body.abstained.not_finite if body.abstained.HasField("not_finite") else None,
+        lost=body.abstained.lost,
         paused=body.paused if body.HasField("paused") else None,
         owner=owner_from_body(body.owner) if body.HasField("owner") else None,
         evaluations=_evaluations(opened, body.evaluations),

@@ -4,7 +4,7 @@ The bytes of others' payloads are bounded, too: beyond the limit, or half of wha
 and the peer logs it once. The peer's own stay: each author keeps its votes, so a run whose disks are all full can replay its
 log. The payloads that were used last are also in memory, and the peer's own last one always is: many pull it, and
 the peer reads and hashes it for none of them. Payloads outlive the process, so a swarm whose peers all died can replay its log.
-The peer does not sync each payload to the disk: a file that a power cut damaged counts as missing.
+The peer syncs its own and the sums that it makes, and no others: a file that a power cut damaged counts as missing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import hashlib
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from protos import slices
-from protos.disk import FULL, check_no_folder, replace_file, writing
+from protos.disk import FULL, check_no_folder, replace_file, sync_file, sync_folder, writing
 from protos.errors import Refusal
 from protos.limits import PAYLOADS_GB
 from protos.text import amount
@@ -51,6 +52,7 @@ class Payloads:
         self._recent: OrderedDict[bytes, bytes] = OrderedDict()
         self._recent_bytes = 0
         self._mine = set[bytes]()  # as far as this peer knows: the log names those of an earlier life
+        self._own_names: tuple[bytes, ...] = ()
         self._own = (b"", b"")  # the hash and the bytes of the peer's own last payload, which is not in `_recent`
         self.dropped_step = 0
         """The newest step whose payloads were deleted to make room, although a joiner might need them; 0: no step."""
@@ -156,10 +158,24 @@ class Payloads:
     def put_whole(self, step: int, data: bytes, ranges: int) -> bool:
         """Keep this peer's own payload, in a run with so many ranges, as the blobs that others pull. Raises as `put` does."""
         (name, head), *parts = slices.blobs_of(data, ranges)
-        self._mine |= {name, *(sha256 for sha256, _ in parts)}
+        self._own_names = (name, *(sha256 for sha256, _ in parts))
+        self._mine.update(self._own_names)
         for sha256, part in parts:
             self.put(step, sha256, part)
         return self.put(step, name, head, own=True)
+
+    def sync_own(self) -> None:
+        """`sync` what `put_whole` kept last."""
+        self.sync(self._own_names)
+
+    def sync(self, names: Iterable[bytes]) -> None:
+        """These are on the disk on return: the log may name them, and a power cut may undo every other copy. From any thread.
+        Raises DiskError."""
+        with writing(self._folder):
+            for name in names:
+                with suppress(FileNotFoundError), self._path(name).open("rb") as file:  # decided, and dropped
+                    sync_file(file)
+            sync_folder(self._folder)
 
     def keep_mine(self, name: bytes, ranges: int) -> None:
         """The log says that these votes are this peer's: they stay until snapshots cover them, however full the disk is."""
@@ -199,7 +215,7 @@ class Payloads:
         self._total -= self._sizes.pop(sha256)
 
     def _path(self, sha256: bytes) -> Path:
-        return self._folder / f"{self._steps[sha256]}-{sha256.hex()}"
+        return self._folder / f"{self._steps.get(sha256, 0)}-{sha256.hex()}"
 
 
 def _listed(head: bytes, ranges: int) -> tuple[slices.Slice, ...]:

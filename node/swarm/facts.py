@@ -149,11 +149,13 @@ class Published:
 
 @dataclass(frozen=True)
 class Abstained:
-    """This peer sends no votes for a step; `reason` is one printable line. `not_finite`: its loss or gradient is not."""
+    """This peer sends no votes for a step; `reason` is one printable line. `not_finite`: its loss or gradient is not.
+    `lost`: it never will, because it has announced votes that it lost, or may have."""
 
     step: int
     reason: str
     not_finite: bool = False
+    lost: bool = False
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,7 @@ class Follower:
             return
         if fresh:
             seen = 0 if self._view.tick is None else self._view.tick.step
-            announced = self._publication.last_step
-            self._membership.met_open(tick, self._public_key, announced, seen, event.deadline_ms)
+            self._membership.met_open(tick, self._public_key, self._publication.last_step, seen)
         self._view.tick = tick
         self._neighbours.expect_roster()
         self._outbox.open_step(tick)

@@ -38,8 +38,6 @@ TWICE_SILENT_SECONDS = 10.0
 With the other's votes they would be two payloads, which exclude the identity for good."""
 
 UNSURE = "it may have sent votes in this step before, of which its home does not know"
-ASKED_SOONER_SECONDS = 1.0
-"""The tick that asks again at the deadline may come so much faster than the one that named the deadline."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ class Membership:
         self.used_twice = False
         """Whether another machine seems to use this peer's identity. Two that join in turn must not do so all the time."""
         self._silent = 0, -math.inf
-        self._unsure = 0, -math.inf
+        self.unsure = 0
+        """The step in which an earlier life may have sent votes: this peer never votes in it."""
 
     async def enter(self, about: JoinFacts) -> Welcome:
         """Join for the first time, with these facts about the peer. Raises NetworkError or RefusedError."""
@@ -105,19 +104,15 @@ class Membership:
         now, (to_step, until) = time.monotonic(), self._silent
         if step <= to_step or now < until:
             return "another program may vote with this peer's identity"
-        return UNSURE if step == self._unsure[0] and now < self._unsure[1] else ""
+        return UNSURE if step == self.unsure else ""
 
-    def met_open(self, tick: Tick, public_key: bytes, announced: int, seen: int, deadline_ms: int) -> None:
+    def met_open(self, tick: Tick, public_key: bytes, announced: int, seen: int) -> None:
         """The step was open before this peer followed. Its home knows what it announced up to the step `announced`, or up to
         `seen`, the last one that it saw opened, and later steps may have been announced from a home that is lost, or from this
-        home before a backup of it came back. A coordinator that starts again gives the step a new deadline.
-
-        Not for longer than others wait for votes: with all others in the same place, the step would wait for ever."""
-        others = tick.attempt > 1 or (public_key in tick.places and len(tick.roster) > 1)
-        known = announced if tick.step == self._unsure[0] else max(announced, seen)
-        if others and known + 1 < tick.step:
-            left = max(deadline_ms / 1000 - ASKED_SOONER_SECONDS, TWICE_SILENT_SECONDS)
-            self._unsure = tick.step, time.monotonic() + left
+        home before a backup of it came back. Any peer may keep that announcement for as long as the step is open."""
+        asked = tick.attempt > 1 or public_key in tick.places
+        known = announced if tick.step == self.unsure else max(announced, seen)
+        self.unsure = tick.step if asked and known + 1 < tick.step else 0
 
     def _tell_twice(self, why: str) -> None:
         self.used_twice = bool(why)

@@ -109,11 +109,11 @@ class Outbox:
         """Of what this peer has said that it holds, only this author's payloads count any more."""
         self.holdings = {held: at for held, at in self.holdings.items() if held.author == author}
 
-    def abstain(self, step: int, reason: str, *, not_finite: bool = False) -> None:
+    def abstain(self, step: int, reason: str, *, not_finite: bool = False, lost: bool = False) -> None:
         """This peer sends no votes for a step. The reason is cut to one line of ABSTENTION_REASON_BYTES_MAX bytes."""
         line = "".join(c if c.isprintable() else " " for c in reason).encode()[: limits.ABSTENTION_REASON_BYTES_MAX]
         self.withdraw_abstention()
-        self.abstained = Abstained(step, line.decode(errors="ignore"), not_finite)
+        self.abstained = Abstained(step, line.decode(errors="ignore"), not_finite, lost)
         self._news.set()
 
     def withdraw_abstention(self) -> None:

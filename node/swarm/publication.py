@@ -122,7 +122,7 @@ class Publication:
             return  # the log has decided the step while this peer computed
         signed = await self._sign_once(data, announcement)
         if signed is None:
-            self._outbox.abstain(announcement.step, LOST)
+            self._outbox.abstain(announcement.step, LOST, lost=True)
         if signed is None or signed.step <= self._view.step:
             return
         again = self._outbox.announcement == Published(signed.step, signed.envelope)
@@ -167,7 +167,7 @@ class Publication:
         announcement.payload_sha256, announcement.payload_bytes = sha256, len(data)
         envelope = seal(self._identity, Kind.KIND_ANNOUNCEMENT, self._run_id, announcement)
         signed = SignedAnnouncement(step, sha256, envelope.SerializeToString(deterministic=True))
-        await self._aside(self._last_announcement.keep, signed)
+        await asyncio.gather(self._aside(self._last_announcement.keep, signed), self._aside(self._payloads.sync_own))
         return signed
 
     async def take_back(self, data: bytes) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from node.blobs.fetcher import BlobFetcher
 from node.blobs.payloads import Payloads
@@ -145,8 +145,12 @@ class Pulls:
             self._runtime.counters.payload_bytes_received += len(data)
 
     def keep_own(self, step: int, sha256: bytes, data: bytes) -> None:
-        """Keep what this peer itself has made for others."""
+        """Keep what this peer itself has made for others; until `sync`, a power cut undoes that."""
         self._payloads.put(step, sha256, data)
+
+    def sync(self, names: Iterable[bytes]) -> None:
+        """From any thread. Raises DiskError."""
+        self._payloads.sync(names)
 
     def _others(self) -> list[bytes]:
         """Peers that may hold what a step needs: its roster, and the holders of the newest snapshot."""

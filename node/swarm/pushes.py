@@ -200,6 +200,9 @@ class Pusher:
                 task.cancel()
             self._last, self._has, self._elsewhere, self._pushing = envelope, set(), set(), {}
             self._doors.clear()
+        for key in [key for key, kept in self._kept.items() if kept.reader.at_eof() or kept.reader.exception()]:
+            self._kept.pop(key).writer.close()
+        self._has &= self._kept.keys()  # a later life of a peer has nothing
         if payload is None:
             await self._topic.say(envelope)
             return

@@ -329,7 +329,8 @@ class Session:
     async def abstained(self, step: int, reason: str, *, not_finite: bool) -> None:
         """The training thread has no votes for a step, and will have none."""
         if step > self.parts.view.step:
-            self.parts.outbox.abstain(step, reason, not_finite=not_finite)
+            lost = step == self.parts.membership.unsure
+            self.parts.outbox.abstain(step, reason, not_finite=not_finite, lost=lost)
 
     async def loaded(self, size: int) -> None:
         """This peer loads so many bytes of training text."""

@@ -136,8 +136,10 @@ class Aggregator:
             sums.append(await self._aside(self._door.part(number).aggregate, valid, step))
         hashes = b"".join(c.payload_sha256 for c in contributions)
         named, digest = [slice_of(data) for data in sums], hash_of(hashes)
-        for sha256, made in (*zip((it.sha256 for it in named), sums, strict=True), (digest, hashes)):
+        blobs = dict([*zip((it.sha256 for it in named), sums, strict=True), (digest, hashes)])
+        for sha256, made in blobs.items():
             self._pulls.keep_own(step, sha256, made)
+        await self._aside(self._pulls.sync, blobs)
         if decided:
             self._runtime.log.warning("made a sum of the log again, which nobody had", step=step)
             return

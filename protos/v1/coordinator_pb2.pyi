@@ -546,14 +546,16 @@ class HeldPlaces(_message.Message):
     def __init__(self, step: _Optional[int] = ..., attempt: _Optional[int] = ..., places: _Optional[bytes] = ..., payloads_sha256: _Optional[bytes] = ...) -> None: ...
 
 class Abstention(_message.Message):
-    __slots__ = ("step", "reason", "not_finite")
+    __slots__ = ("step", "reason", "not_finite", "lost")
     STEP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     step: int
     reason: str
     not_finite: bool
-    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., not_finite: _Optional[bool] = ...) -> None: ...
+    lost: bool
+    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., not_finite: _Optional[bool] = ..., lost: _Optional[bool] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("step", "public_key", "payload_sha256")

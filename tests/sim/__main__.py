@@ -6,6 +6,7 @@ Hashing is made the same in every process (PYTHONHASHSEED=0), so that a seed mea
 import argparse
 import gc
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,7 +27,13 @@ REAL_TIME = time.perf_counter
 
 
 def run_seed(
-    seed: int, names: list[str] | None = None, *, long: bool | None = None, aggregators: int = 0, ranges: int = 1
+    seed: int,
+    names: list[str] | None = None,
+    *,
+    long: bool | None = None,
+    aggregators: int = 0,
+    ranges: int = 1,
+    settings: Sequence[str] = (),
 ) -> tuple[str, list[str]]:
     """One world to its end: (digest of everything that happened, notes). AssertionError says what did not hold."""
     from tests.sim.clock import virtual_time
@@ -34,7 +42,7 @@ def run_seed(
     folder = Path(tempfile.mkdtemp(prefix="swarmentum-sim-", dir=SHM if SHM.is_dir() else None))
     try:
         with virtual_time(seed) as loop:
-            return loop.run_until_complete(_play(loop, seed, folder, names, long, aggregators, ranges))
+            return loop.run_until_complete(_play(loop, seed, folder, names, long, aggregators, ranges, settings))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         gc.enable()
@@ -42,7 +50,7 @@ def run_seed(
 
 
 async def _play(  # type: ignore[no-untyped-def]
-    loop, seed: int, folder: Path, names: list[str] | None, long: bool | None, aggregators: int, ranges: int
+    loop, seed: int, folder: Path, names: list[str] | None, long: bool | None, aggregators: int, ranges: int, settings
 ) -> tuple[str, list[str]]:
     from protos.run_config import ClockConfig, RunConfig
     from tests.sim import faults
@@ -62,7 +70,11 @@ async def _play(  # type: ignore[no-untyped-def]
         aggregators=aggregators,
         ranges=ranges,
     )
-    world = World(loop, seed, folder, _config(RunConfig, clock, peers, aggregators), peers)
+    config = _config(RunConfig, clock, peers, aggregators).model_dump()
+    for name, value in (it.split("=") for it in settings):
+        section, _, key = name.partition(".")
+        config[section][key] = json.loads(value)
+    world = World(loop, seed, folder, RunConfig.model_validate(config), peers)
     drawn = faults.drawn(chance, peers, names or list(faults.FAULTS), seconds)
     try:
         with without_threads(), with_aggregators():
@@ -159,6 +171,9 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", help="only these kinds of faults")
     parser.add_argument("--aggregators", type=int, default=0, help="clock.aggregators (default 0: none)")
     parser.add_argument("--ranges", type=int, default=1, help="clock.ranges, with aggregators")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=JSON", help="other settings, such as clock.strict=true"
+    )
     parser.add_argument("--verbose", action="store_true", help="the parts' own logs too")
     options = parser.parse_args()
     _quiet(options.verbose)
@@ -167,7 +182,9 @@ def main() -> int:
     for seed in seeds:
         began = REAL_TIME()
         try:
-            digest, notes = run_seed(seed, options.faults, aggregators=options.aggregators, ranges=options.ranges)
+            digest, notes = run_seed(
+                seed, options.faults, aggregators=options.aggregators, ranges=options.ranges, settings=options.set
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, the seed is told
             failed += 1
             if options.seed is not None:

@@ -26,13 +26,15 @@ class Checkers:
         self.entries: dict[int, bytes] = {}
         self.digests: dict[int, bytes] = {}
         self._heads: dict[str, int] = {}
-        self._committed = 0
+        self._committed, self._lost, self._returned = 0, False, False
         self._corrupted: dict[str, int] = {}
         self.two_faced: set[bytes] = set()
         self.heard: dict[bytes, int] = {}
         self.excluded: dict[bytes, int] = {}
         self.removed: set[bytes] = set()
         """Whom the operator asked to exclude."""
+        self.lost: set[int] = set()
+        """Steps in which a peer never votes, as it told the coordinator."""
 
     def entry(self, peer: str, signed: SignedEntry) -> None:
         """An entry arrived with all its payloads: every peer sees the same at each step."""
@@ -69,11 +71,16 @@ class Checkers:
 
     def coordinator_started(self, run: Run) -> None:
         """After a crash everything that anyone was told is there."""
-        told = max(self.entries, default=0)
+        told = 0 if self._lost else max(self.entries, default=0)
+        self._lost = False
         assert run.head_step >= max(told, self._committed), (
             f"the head was {max(told, self._committed)}, now {run.head_step}"
         )
         self._committed = run.head_step
+
+    def journal_lost(self) -> None:
+        """The coordinator gets an older journal: peers give back what it lost."""
+        self._lost, self._returned, self._committed = True, True, 0
 
     def coordinator(self, run: Run) -> None:
         """Its memory is bounded, and entries only grow."""
@@ -84,6 +91,7 @@ class Checkers:
         assert len(run.reported_digests) <= (DIGEST_STEPS_KEPT + 2 if run.anchored else 3)
         assert len(run.reported_snapshots) <= SNAPSHOT_STEPS_KEPT + 1
         assert len(run.peers) <= PEERS_KEPT
+        self.lost |= {peer.silence[0] for peer in run.peers.values() if peer.silence is not None and peer.silence[3]}
         if run.step is not None:
             members = len(run.step.tick.roster)
             assert len(run.step.claims) <= members
@@ -117,4 +125,6 @@ class Checkers:
         in_journal = {r.entry.step: r.hash for r in kept if isinstance(r, EntryCommitted)}
         for step, seen in self.entries.items():
             assert in_journal.get(step) == seen, f"entry {step} was seen and is not in the journal"
-        Harness(config, run_id=run_id).load(kept)
+        harness = Harness(config, run_id=run_id)
+        harness.lost, harness.returning = self.lost, self._returned
+        harness.load(kept)

@@ -2,8 +2,10 @@
 
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -78,6 +80,26 @@ def lost_home(world: World, fault: Fault) -> Callable[[], None]:
     return peer.start
 
 
+def lost_sum(world: World, fault: Fault) -> Callable[[], None]:
+    """The home of an aggregator is lost while it adds votes up, and the coordinator is killed with it, or is not."""
+    ended = list[bool]()
+
+    def look() -> None:
+        run = world.coordinator.hub.runs[world.coordinator.run_id].run
+        if world.coordinator.service is not None and run.step is not None and run.step.summing is not None:
+            adding = [peer for peer in world.peers if peer.identity.public_key in run.step.tick.aggregators]
+            peer = adding[fault.who % len(adding)]
+            world.note(f"{peer.name} lost its home while it added up step {run.step.tick.step}")
+            world.loop.call_later(2.0, lost_home(world, replace(fault, who=world.peers.index(peer))))
+            if fault.who % 2:
+                world.loop.call_later(1.0, crash_coordinator(world, fault))
+        elif not ended:
+            world.loop.call_later(0.01, look)
+
+    look()
+    return lambda: ended.append(True)
+
+
 def old_home(world: World, fault: Fault) -> Callable[[], None]:
     """A peer's home comes back as it was when the fault began (a backup, a snapshot), where others have all.
 
@@ -104,12 +126,49 @@ def _others_have_all(world: World, peer: PeerProcess) -> bool:
     return sum(replica is not None and replica.step >= world.coordinator.head_step for replica in others) >= 2
 
 
+def power_cut(world: World, _: Fault) -> Callable[[], None]:
+    """All peers are on one machine: what they wrote since the fault began is gone, but for what they synced."""
+    before = {path.stat().st_ino for peer in world.peers for path in peer.folder.rglob("*")}
+
+    def cut() -> None:
+        for peer in world.peers:
+            peer.crash()
+            for path in [path for path in peer.folder.rglob("*") if path.is_file()]:
+                if path.stat().st_ino not in before | world.synced:
+                    path.unlink()
+            peer.start()
+
+    return cut
+
+
 def crash_coordinator(world: World, _: Fault) -> Callable[[], None]:
     coordinator = world.coordinator
     if coordinator.service is None:
         return lambda: None
     coordinator.crash()
     return coordinator.start
+
+
+def old_journal(world: World, fault: Fault) -> Callable[[], None]:
+    """The coordinator's journal comes back as it was when the fault began, where all peers have what it lost (ADR 2)."""
+    backup, coordinator = world.folder / f"journal-{fault.at}", world.coordinator
+    with closing(sqlite3.connect(backup)) as copy, closing(sqlite3.connect(coordinator.path)) as journal:
+        journal.backup(copy)
+
+    def restored() -> None:
+        head = coordinator.head_step
+        here = [peer.replica is not None and peer.running and peer.replica.step >= head for peer in world.peers]
+        if coordinator.service is None or not all(here) or coordinator.full:
+            return
+        coordinator.crash()
+        for path in coordinator.path.parent.glob(f"{coordinator.path.name}*"):
+            path.unlink()
+        shutil.copyfile(backup, coordinator.path)
+        world.checkers.journal_lost()
+        coordinator.start()
+        world.note(f"the coordinator has its journal of {fault.at:.1f} s, of step {coordinator.head_step}")
+
+    return restored
 
 
 def partition(world: World, fault: Fault) -> Callable[[], None]:
@@ -232,6 +291,9 @@ ALONE = {
     "bad-disk": bad_disk,
     "lost-home": lost_home,
     "old-home": old_home,
+    "old-journal": old_journal,
+    "lost-sum": lost_sum,
+    "power-cut": power_cut,
 }
 """Those that are only drawn when they are asked for: where memory is bad and others crash, the wrong replica may be all that is
 left; where nobody names the right length, every step is empty; and an operator's decisions are no faults."""

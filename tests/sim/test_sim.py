@@ -82,6 +82,38 @@ def test_peers_leave_find_a_file_damaged_or_have_lost_their_home_and_come_back(s
     faults.insert(4, "crash-coordinator")  # it forgets an announcement
     finished(start("--seed", "34", "--aggregators", "3", *faults))
     assert finished(start("--seeds", "0", str(seeds), *faults, "old-home")).count("seed ") == seeds
+    strict = [
+        "--set",
+        "clock.strict=true",
+        "--faults",
+        "crash-peer",
+        "lost-home",
+        "old-home",
+        "crash-coordinator",
+        "leave",
+    ]
+    assert finished(start("--seeds", "814", str(814 + seeds), *strict)).count("seed ") == seeds
+
+
+@few_seeds(3, 24)
+def test_a_run_goes_on_after_a_power_cut_of_all_its_peers(seeds: int) -> None:
+    """What they synced is enough to apply the log: it named votes, and sums, that nobody had any more."""
+    faults = ["--faults", "power-cut", "crash-coordinator"]
+    assert finished(start("--seeds", "809", str(809 + seeds), *faults)).count("seed ") == seeds
+    assert (
+        finished(start("--seeds", "809", str(809 + seeds), "--aggregators", "3", "--ranges", "2", *faults)).count(
+            "seed "
+        )
+        == seeds
+    )
+
+
+@few_seeds(2, 24)
+def test_peers_give_back_what_an_older_journal_lost_and_add_up_again_what_an_aggregator_lost(seeds: int) -> None:
+    faults = ["--faults", "old-journal", "leave", "slow-peer"]
+    assert finished(start("--seeds", "801", str(801 + seeds), *faults)).count("seed ") == seeds
+    told = finished(start("--seeds", "809", str(809 + seeds), "--aggregators", "3", *faults, "lost-sum"))
+    assert told.count("seed ") == seeds
 
 
 @pytest.mark.long

@@ -82,7 +82,8 @@ class Coordinator:
     def __init__(self, net: Net, folder: Path, config: RunConfig, checkers: Checkers) -> None:
         self._net, self._checkers = net, checkers
         self.identity = Identity.from_seed(b"c" * 32)
-        self.url = f"sqlite:///{folder / 'journal.sqlite3'}"
+        self.path = folder / "journal.sqlite3"
+        self.url = f"sqlite:///{self.path}"
         self.genesis = log_pb2.Genesis(
             format_version=FORMAT_VERSION,
             config_json=config.canonical_json(),
@@ -287,6 +288,7 @@ class PeerProcess:
         if self.running or self.finished:
             return
         self.lives += 1
+        self.replica = None
         self.world.net.alive[self.name] = self.lives
         self.thread = Thread(self.world.loop, self._live)
 
@@ -517,6 +519,8 @@ class World:
     """Everything that a peer ever had, by its hash."""
     lies: int = 0
     """False sums that aggregators made."""
+    synced: set[int] = field(default_factory=set)
+    """Inodes of files that a loss of power does not undo."""
     failures: list[BaseException] = field(default_factory=list)
     """What went wrong in a thread or a callback."""
 
@@ -525,7 +529,8 @@ class World:
         random.seed(self.seed)  # the jitter of retries (protos/clocks.py)
         self.loop.set_exception_handler(self._failed)
         self._disks = [
-            mock.patch(f"{module}.sync_file", self._sync) for module in ("protos.disk", "node.snapshot.store")
+            mock.patch(f"{module}.sync_file", self._sync)
+            for module in ("protos.disk", "node.snapshot.store", "node.blobs.payloads")
         ]
         for patch in self._disks:
             patch.start()
@@ -585,6 +590,8 @@ class World:
             await asyncio.sleep(0.25)
             if self.failures:
                 raise self.failures[0]
+            if self.coordinator.service is not None:
+                self.checkers.coordinator(self.coordinator.hub.runs[self.coordinator.run_id].run)
             for peer in self.peers:
                 peer.check_buffers()
         return True
@@ -595,6 +602,7 @@ class World:
         path = Path(f"/proc/self/fd/{file.fileno()}").readlink()
         if any(peer.full and path.is_relative_to(peer.folder) for peer in self.peers):
             raise OSError(28, "No space left on device")
+        self.synced.add(path.stat().st_ino)
 
     async def close(self) -> None:
         """End everything; nothing is left on the loop."""

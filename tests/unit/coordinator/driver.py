@@ -138,6 +138,8 @@ class Harness:
         self.logged_out: set[bytes] = set()  # as the log says
         self.paused = False  # by the operator
         self.ended: int | None = None
+        self.lost: set[int] = set()
+        """Steps in which a peer said that it never votes: without any votes only such a step is decided."""
 
     def load(self, journal: list[Record]) -> None:
         """Start from this journal."""
@@ -150,6 +152,8 @@ class Harness:
         self.returning = isinstance(event, EntriesReturned)
         if isinstance(event, TimerFired):
             self.timer = None
+        if isinstance(event, Reported) and event.abstained is not None and event.lost:
+            self.lost.add(event.abstained[0])
         run, effects = machine.step(self.run, event, self.now)
         for effect in effects:
             match effect:
@@ -209,7 +213,7 @@ class Harness:
             assert record.hash == entry_hash(record.body)
             keys = [c.public_key for c in entry.contributions]
             assert keys == sorted(set(keys))
-            assert keys
+            assert keys or entry.step in self.lost
             self._check_sum(entry)
             self._check_exclusions(entry)
             if self.returning:
@@ -252,7 +256,7 @@ class Harness:
         """An entry has a sum if its step has aggregators, and then the one that some of these sent of just these votes."""
         if self.returning:
             return
-        assert (entry.aggregate is not None) == bool(self.ticks[-1].aggregators)
+        assert (entry.aggregate is not None) == bool(self.ticks[-1].aggregators and entry.contributions)
         step = self.run.step
         if entry.aggregate is not None and step is not None and step.summing is not None:
             assert entry.aggregate.payloads_sha256 == digest_over(c.payload_sha256 for c in step.summing.contributions)

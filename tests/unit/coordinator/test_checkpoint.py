@@ -28,7 +28,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "498cb8c793694437"
+FINGERPRINT = "b2c07911023dff55"
 
 
 def fresh_of(harness: Harness) -> Run:

@@ -84,6 +84,7 @@ def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
         "timer",
         "report",
         "good",
+        "lost",
     ]
     kinds += ["exclude", "readmit", "pause", "run pause", "run resume", "run finish", "run decay", "run change"]
     return (
@@ -118,6 +119,8 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
             return [Disconnected(key(peer), leaving=kind == "leave")]
         case "claim":
             return [Reported(key(peer), claim=claim)]
+        case "lost":
+            return [Reported(key(n), abstained=(step, "lost"), lost=a > 0) for n in (range(PEERS) if b else [peer])]
         case "hold":
             return [Reported(key(peer), holdings=held)]
         case "places":
@@ -829,6 +832,26 @@ def test_votes_that_their_author_has_lost_are_not_waited_for(strict: bool) -> No
     harness.feed(Reported(key(0), abstained=(1, "lost")))
     [entry] = harness.entries
     assert {c.public_key for c in entry.contributions} == {key(1), key(2)}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_step_whose_votes_are_all_lost_is_decided_without_any_at_its_deadline(strict: bool) -> None:
+    """A power cut of all machines: a strict step waited until somebody left, the other for a new peer."""
+    harness = opened_together(strict=strict)
+    pool = harness.ticks[-1].pool
+    for n in range(3):
+        harness.feed(Reported(key(n), abstained=(1, "no text" if n == 2 else "lost"), lost=n < 2))
+    harness.late()
+    assert not harness.entries, "one has none yet"
+    for n in range(3):
+        paused = True if strict and n == 2 else None
+        harness.feed(Reported(key(n), abstained=(1, "lost"), lost=not paused, paused=paused))
+    assert not harness.entries, "votes may still be on their way"
+    harness.late()
+    [entry] = harness.entries
+    assert (entry.contributions, harness.ticks[-1].step) == ((), 2)
+    assert entry.returned_samples == pool == harness.ticks[-1].pool, "the samples are not lost"
+    assert not any(peer.missed or peer.pace != 1 for peer in harness.run.peers.values()), "nobody was slow"
 
 
 @pytest.mark.parametrize("again", [False, True])

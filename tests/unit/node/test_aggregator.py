@@ -50,7 +50,7 @@ class Shelves:
 
     def __init__(self, *held: bytes, ranges: int = 1) -> None:
         self.held = {hash_of(data, ranges): data for data in held}
-        self.asked, self.ranges = list[bytes](), ranges
+        self.asked, self.ranges, self.synced = list[bytes](), ranges, set[bytes]()
 
     async def accepted(
         self, contribution: Contribution, step: int, bytes_max: int, first: Any = (), which: Any = None
@@ -69,6 +69,9 @@ class Shelves:
 
     def keep_own(self, step: int, sha256: bytes, data: bytes) -> None:
         self.held[sha256] = data
+
+    def sync(self, names: Any) -> None:
+        self.synced |= {*names}
 
 
 def parts(
@@ -120,6 +123,7 @@ async def test_it_adds_up_what_it_is_asked_for_keeps_it_and_says_so() -> None:
     said = outbox.summed
     assert (said.step, said.attempt, said.payloads) == (STEP, 2, digest_of(c.payload_sha256 for c in contributions))
     total = shelves.held[said.aggregate.sha256]
+    assert {said.aggregate.sha256, said.payloads} == shelves.synced
     assert len(total) == said.aggregate.total_bytes
     added = sums.add_up([sums.SUMMED.read(it[-CHUNKS * 32 :], 16, CHUNKS) for it in data], CHUNKS)[1]
     opened = door.open_aggregate(total, STEP, len(total))

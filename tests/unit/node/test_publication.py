@@ -48,7 +48,8 @@ class Neighbours:
                 await self.wake.wait()
             return TAKEN
 
-        return mock.Mock(readexactly=answer), mock.Mock(write=write, drain=mock.AsyncMock())
+        reader = mock.Mock(readexactly=answer, at_eof=lambda: False, exception=lambda: None)
+        return reader, mock.Mock(write=write, drain=mock.AsyncMock())
 
     def payloads(self, who: Identity, *datas: bytes) -> bool:
         """Whether a peer was sent exactly these, in this order."""

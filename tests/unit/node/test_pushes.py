@@ -260,8 +260,8 @@ def pusher(said: list[bytes], *, answers: bool, answer: bytes = TAKEN) -> tuple[
     async def open_stream(_key: bytes, _protocol: str) -> tuple[Any, Any]:
         if not answers:
             raise NetworkError("nobody is there")
-        reader, writer = mock.Mock(readexactly=mock.AsyncMock(return_value=answer)), mock.Mock(drain=mock.AsyncMock())
-        writer.write.side_effect = sent.append
+        reader, writer = asyncio.StreamReader(), mock.Mock(drain=mock.AsyncMock())
+        writer.write.side_effect = lambda data: (sent.append(data), reader.feed_data(answer))
         return reader, writer
 
     async def say(envelope: bytes) -> None:
@@ -290,6 +290,17 @@ async def test_nobody_gossips_what_all_have(tmp_path: Path) -> None:
         await ada.publish(announced(ADA), VOTES)
     assert sent == [framed(announced(ADA), VOTES)]
     assert said == []
+
+
+async def test_a_later_life_of_a_peer_is_pushed_to_again() -> None:
+    """It heard of no votes of the open step, and a strict step waited for ever for it to hold them."""
+    for how in (lambda reader: reader.feed_eof(), lambda reader: reader.set_exception(ConnectionResetError())):
+        ada, sent = pusher([], answers=True)
+        await ada.publish(announced(ADA), VOTES)
+        how(ada._kept[BOB.public_key].reader)
+        for _ in range(2):
+            await ada.publish(announced(ADA), VOTES)
+        assert sent == 2 * [framed(announced(ADA), VOTES)]
 
 
 async def test_who_cannot_be_pushed_to_hears_it_by_gossip() -> None:
