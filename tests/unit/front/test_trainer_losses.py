@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import pickle
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,14 @@ from node.training.maker import Handover
 from node.training.own_loss import Unmoved
 from protos.errors import NetworkError, OperatorError
 from swarmentum import _join
-from swarmentum._join import PeerThread, SwarmOptimizer
+from swarmentum._join import PeerThread
+from swarmentum._optimizer import SwarmOptimizer
 
 
 class Peer:
     """The seam of `Joined` that the optimizer uses."""
 
-    _has_left, _has_share = False, True
+    _has_left, _has_share, _run = False, True, "ab" * 32
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model, self.losses, self.shares = model, list[float](), 0
@@ -35,7 +37,7 @@ class Peer:
     def _next(self) -> Any:
         self.shares += 1
         self._has_share = True
-        return SimpleNamespace(learning_rate=0.0, number=self.shares)
+        return SimpleNamespace(learning_rate=self.shares / 8, number=self.shares)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -125,6 +127,19 @@ def test_the_home_is_free_once_the_program_hears_of_the_end(tmp_path: Path, monk
     assert homes == [[]]
 
 
+def test_a_peer_whose_thread_does_not_start_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its home stayed in use for the program, whose end failed at a thread that it cannot join."""
+
+    def full(thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    settings: Any = SimpleNamespace(home=tmp_path, threads=None)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        PeerThread("link", settings, Handover(Line()), reads=True)
+    assert not _join._open
+
+
 def test_a_loss_counts_where_a_backward_pass_went_through_it_and_its_gradient_is_still_there() -> None:
     """A batch whose forward or backward pass failed, and an evaluation without no_grad, were in the mean that others see."""
     peer = Peer(Line())
@@ -170,7 +185,52 @@ def test_the_optimizer_of_a_peer_has_no_copy() -> None:
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="belongs to the peer in this process"):
             copied(optimizer)  # type: ignore[operator]
-    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def test_a_scheduler_shows_the_run_s_rate_and_is_told_once_that_it_changes_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Logs had the scheduler's rate, which moved nothing."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    assert "rate" not in capsys.readouterr().out
+    for wanted in (0.25, 0.375):
+        peer.model(torch.ones(3)).loss.backward()
+        optimizer.step()
+        scheduler.step()
+        assert (scheduler.get_last_lr(), copy.deepcopy(optimizer.param_groups)[0]["lr"]) == ([wanted], wanted)
+    assert capsys.readouterr().out.count("the learning rate is the run's") == 1
+
+
+def test_a_state_that_the_peer_has_no_use_for_is_refused() -> None:
+    """A moment of AdamW, or what another run's trainer saved, was taken in silence, and the rate of its time shown."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    saved = copy.deepcopy(optimizer.state_dict())
+    adam, elsewhere = torch.optim.AdamW(peer.model.parameters()), Peer(Line())
+    elsewhere._run = "cd" * 32
+    for state, what in (
+        (adam.state_dict(), "of another kind"),
+        (SwarmOptimizer(elsewhere).state_dict(), "of run cdcd"),
+    ):  # type: ignore[arg-type]
+        with pytest.raises(OperatorError, match=what):
+            optimizer.load_state_dict(state)
+    optimizer.step(lambda: None)
+    optimizer.load_state_dict(saved)
+    optimizer.param_groups[0]["lr"] = 1.0
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_a_model_is_saved_whole_and_its_file_asks_for_no_swarmentum() -> None:
+    """torch.save(model) failed at the optimizer's hook: Can't pickle local object."""
+    model = Line()
+    optimizer = SwarmOptimizer(Peer(model))  # type: ignore[arg-type]
+    assert b"swarmentum" not in pickle.dumps(model)
+    for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        copied(torch.ones(3)).loss.backward()
+        assert torch.equal(copied.weight.grad, torch.ones(3))
+    assert not optimizer._heard
 
 
 def test_a_peer_that_the_program_closed_has_finished() -> None:
