@@ -25,7 +25,7 @@ from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gra
 from node.model.gradients import loss as next_token_loss
 from node.model.spec import check_built_in
 from node.optim.step import NonFiniteGradient
-from node.training.own_loss import THOROUGH_TIMES, OwnLoss, Unmoved
+from node.training.own_loss import THOROUGH_TIMES, Joined, OwnLoss, Unmoved
 from protos.assignment import Range
 from protos.errors import OperatorError
 from protos.limits import LOSS_NATS_MAX
@@ -221,6 +221,7 @@ class Handover:
         self.loss = None if loss is None else OwnLoss(loss)
         self.checker = None if self.loss is None else BuiltIn(model, self.loss)
         self.device: torch.device = next(model.parameters()).device
+        self._joined = Joined(model)
         self._step, self._lr = 0, 0.0
         self._decided: Callable[[], bool] = lambda: False
         self._changed = threading.Condition()
@@ -346,17 +347,30 @@ class Handover:
         """The model belongs to the training again. Raises OperatorError if the program moved the model's parameters."""
         if self._taken is None:
             return
-        moved = "" if self._before is None else self._before.moved()
-        if moved:
-            result = ParametersMovedError(
-                f"the program changed the parameter {moved!r} during a step. The swarm moves the parameters, the same way on "
-                "every peer: make a gradient only, without optimizer.step(), evaluate with a copy of the model, and load no "
-                "other weights (a trainer does that resumes from a checkpoint, or loads its best model). Join again to go on "
-                "from the swarm's state"
-            )
+        moved: ParametersMovedError | None = None
+        try:
+            if not isinstance(result, NoVotes):  # a program that leaves may do with its model what it wants
+                self.check()
+            if name := "" if self._before is None else self._before.moved():
+                raise ParametersMovedError(
+                    f"the program changed the parameter {name!r} during a step. The swarm moves the parameters, the same way "
+                    "on every peer: make a gradient only, without optimizer.step(), evaluate with a copy of the model, and "
+                    "load no other weights (a trainer does that resumes from a checkpoint, or loads its best model). Join "
+                    "again to go on from the swarm's state"
+                )
+        except ParametersMovedError as error:
+            result = moved = error
         with self._changed:
             self._taken, self._result = None, result
             self._changed.notify_all()
-        if moved:
-            assert isinstance(result, ParametersMovedError)
-            raise result
+        if moved is not None:
+            raise moved
+
+    def check(self) -> None:
+        """Raises ParametersMovedError if the model has not the parameters that joined, whatever their values are."""
+        if other := self._joined.changed():
+            raise ParametersMovedError(
+                f"the program changed the model after join: its parameter {other} now. Cast, freeze, tie and extend a model "
+                "before join, and load no weights with assign=True: the swarm moves the parameters that joined. Join again to "
+                "go on from the swarm's state"
+            )

@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from node.config import PeerSettings, load_settings
 from node.model.gradients import Loss
 from node.owner_commands import Stop
 from node.ranks.channel import launched
-from node.training.maker import Handover, NoVotes, Share
+from node.training.maker import Handover, NoVotes, ParametersMovedError, Share
 from protos.console import configure_logging
 from protos.errors import OperatorError
 from protos.invite import Invite
@@ -160,7 +160,8 @@ class Joined:
                 "this thread takes the shares of another peer already. A peer waits for the next step in `contribute`, and the "
                 "step waits for the other peer: run each in a thread of its own, or close the other one first"
             )
-        share = self._handover.take()
+        with self._left_when_moved():
+            share = self._handover.take()
         if share is None:
             mine.thread.join()
             self._raise()
@@ -174,7 +175,8 @@ class Joined:
         the model is then the swarm's newest. Raises OperatorError for figures that cannot be, and the error that ends the peer.
         """
         self._raise()
-        self._handover.contribute(loss, samples, tokens)
+        with self._left_when_moved():
+            self._handover.contribute(loss, samples, tokens)
         self._raise()
 
     def optimizer(self) -> SwarmOptimizer:
@@ -209,6 +211,15 @@ class Joined:
     def close(self) -> None:
         """Leave the run: save the momentum, and end the peer. The other peers go on. A second time, or in a fork: nothing."""
         self._peer.close()
+
+    @contextmanager
+    def _left_when_moved(self) -> Iterator[None]:
+        """The program hears of the error once the peer has left its home: it may join again at once."""
+        try:
+            yield
+        except ParametersMovedError:
+            self._peer.close()
+            raise
 
     def _raise(self) -> None:
         if self._peer.error is not None:
