@@ -10,15 +10,17 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import structlog
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from node.admission.consent import MachineRequest, must_ask
 from node.app import Outcome
@@ -40,6 +42,19 @@ if TYPE_CHECKING:
 NOT_OF_A_LOOP = ("device", "precision", "activation_checkpointing", "compile")
 """Settings of the command that the program's own model and loop decide."""
 CLOSE_SECONDS_MAX = 60.0
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Not compiled with a program's step. Dynamo takes 1.3 s to load: a program without it loads none."""
+    disabled = _disable_dynamo(function)
+
+    @wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        return (disabled if "torch._dynamo" in sys.modules else function)(*args, **named)
+
+    return call
 
 
 class PeerThread:
@@ -167,6 +182,7 @@ class Joined:
             self._raise()
         return share
 
+    @_untraced
     def contribute(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
         """The gradient in `.grad` is this peer's for the step: the mean over `samples` (all of the share by default).
 

@@ -19,7 +19,7 @@ from node.training.maker import Handover
 from node.training.own_loss import Unmoved
 from protos.errors import NetworkError, OperatorError
 from swarmentum import _join
-from swarmentum._join import PeerThread
+from swarmentum._join import Joined, PeerThread
 from swarmentum._optimizer import SwarmOptimizer
 
 
@@ -260,14 +260,22 @@ def test_a_compiled_model_tells_its_loss() -> None:
     assert peer.losses == [3.0]
 
 
+class Looking(Peer):
+    """It looks at the model where it hands over, and so does its `Joined`."""
+
+    error = None
+
+    def _next(self) -> Any:
+        Unmoved(self.model, thoroughly=True)
+        return super()._next()
+
+    def contribute(self, loss: float, samples: int | None, tokens: int) -> None:
+        Unmoved(self.model, thoroughly=True)
+        super().contribute(loss, samples, tokens)
+
+
 def test_a_compiled_step_hands_over_as_a_plain_one() -> None:
     """Dynamo went into the wait for the next share, and failed there with an error of its own."""
-
-    class Looking(Peer):
-        def _next(self) -> Any:
-            Unmoved(self.model, thoroughly=True)
-            return super()._next()
-
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -278,7 +286,10 @@ def test_a_compiled_step_hands_over_as_a_plain_one() -> None:
     optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
     peer.model(torch.ones(3))["loss"].backward()
     torch.compile(optimizer.step, backend=backend)()
-    assert (peer.losses, graphs) == ([3.0], [])
+    joined: Any = object.__new__(Joined)
+    joined._handover = joined._peer = peer
+    torch.compile(joined.contribute, backend=backend)(4.0)
+    assert (peer.losses, graphs) == ([3.0, 4.0], [])
 
 
 def test_a_step_goes_on_after_ctrl_c_in_its_wait() -> None:
