@@ -12,7 +12,7 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -224,7 +224,7 @@ class Handover:
         self._joined = Joined(model)
         self._step, self._lr = 0, 0.0
         self._decided: Callable[[], bool] = lambda: False
-        self._changed = threading.Condition()
+        self._changed, self._turn = threading.Condition(), threading.Lock()
         self._offered: Share | None = None  # the training waits for it
         self._taken: Share | None = None  # the program works on it
         self._result: GradResult | Exception | None = None
@@ -292,14 +292,27 @@ class Handover:
 
     def take(self) -> Share | None:
         """The next share, once there is one; None: the training is over. A share that the program still has goes back."""
-        ahead, self._ahead = self._ahead, False
-        if not ahead:
-            self.give_back(NoVotes("the program's loop went on without a gradient for this step"))
-            self._receive()
-        elif self._taken is not None and self._taken.late:
-            self.give_back(GradResult(math.nan, 0, 0))  # as one that nobody has taken
-            self._receive()
-        return self._taken
+        with self._alone():
+            ahead, self._ahead = self._ahead, False
+            if not ahead:
+                self.give_back(NoVotes("the program's loop went on without a gradient for this step"))
+                self._receive()
+            elif self._taken is not None and self._taken.late:
+                self.give_back(GradResult(math.nan, 0, 0))  # as one that nobody has taken
+                self._receive()
+            return self._taken
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise OperatorError(
+                "another thread of this program, or what a signal interrupted, waits for this peer's next share: contribute, "
+                "step and the loop over shares belong to one thread"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _receive(self) -> None:
         """Wait until the training hands the model over with the next share, or has ended."""
@@ -339,9 +352,10 @@ class Handover:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise OperatorError(f"loss is {what}: expected a number, the mean in nats a token") from error
         result = GradResult(mean, tokens, samples)
-        self.give_back(result if math.isfinite(mean) else NonFiniteGradient(f"the loss is {mean}"))
-        self._receive()
-        self._ahead = True
+        with self._alone():
+            self.give_back(result if math.isfinite(mean) else NonFiniteGradient(f"the loss is {mean}"))
+            self._receive()
+            self._ahead = True
 
     def give_back(self, result: GradResult | Exception) -> None:
         """The model belongs to the training again. Raises OperatorError if the program moved the model's parameters."""

@@ -354,6 +354,22 @@ def test_what_a_program_must_not_do_is_said_to_it(work: Callable[[Handover, Shar
         raise program.error
 
 
+def test_a_second_thread_is_told_that_the_first_one_waits() -> None:
+    """It took the share that the first one waited for, which then waited for ever."""
+    handover = Handover(model())
+    waits = threading.Event()
+    handover._receive = waits.set  # type: ignore[method-assign]
+    with handover._alone():
+        second = Program(handover, own_loop)
+        second.start()
+        second.join(240)
+    assert second.error is not None
+    assert "belong to one thread" in str(second.error)
+    assert not waits.is_set()
+    handover.take()
+    assert waits.is_set()
+
+
 def test_a_contribution_outside_of_a_round_is_refused() -> None:
     with pytest.raises(OperatorError, match="call contribute once in each round"):
         Handover(model()).contribute(1.0, None, 0)
