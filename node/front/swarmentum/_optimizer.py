@@ -76,8 +76,8 @@ class RunGroup(dict[str, Any]):
 class SwarmOptimizer(torch.optim.Optimizer):
     """`step` contributes what is in `.grad`, and returns when the next step of the run wants a gradient.
 
-    The loss that others see is that of `report`, of the closure, or the mean of the `loss` in the model's outputs since the
-    last step (models of transformers have it). Outputs without a backward pass do not count beside others, nor do those before
+    The loss that others see is that of `report`, the mean of the `loss` in the model's outputs since the last step (models of
+    transformers have it), or the closure's. Outputs without a backward pass do not count beside others, nor do those before
     `zero_grad`. After calls with `num_items_in_batch`, which the Trainer makes, it is their sum. `share` is what the run asks
     for now, and None once the run has ended. The learning rate in `param_groups` shows the run's, and schedulers change
     nothing. A GradScaler works: where it finds an infinity, the step has no votes of this peer.
@@ -117,8 +117,10 @@ class SwarmOptimizer(torch.optim.Optimizer):
                 f"this state is {what}, and the momentum of a peer in this run comes back with the peer's home alone: load no "
                 "state into peer.optimizer()"
             )
+        [group] = self.param_groups
         super().load_state_dict(state_dict)
-        self.param_groups[:] = map(RunGroup, self.param_groups)
+        group.update(self.param_groups[0])
+        self.param_groups[:] = [group]
         self._show()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -139,11 +141,15 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._reported = float(loss.detach() if isinstance(loss, Tensor) else loss)
         self._figures = samples, tokens
 
-    def _loss(self) -> float | None:
-        """That of the next step; None if nobody told one."""
+    def _loss(self, returned: Any) -> float | None:
+        """That of the next step; None if nobody told one. A closure's comes after what a backward pass went through: Lightning
+        divides its own, of the last micro-batch, by their number."""
         if self._reported is not None:
             return self._reported
-        found = [loss.nats for loss in self._heard if loss.is_used] or [loss.nats for loss in self._heard]
+        used = [loss.nats for loss in self._heard if loss.is_used]
+        if returned is not None and not used:
+            return float(returned.detach() if isinstance(returned, Tensor) else returned)
+        found = used or [loss.nats for loss in self._heard]
         return sum(found) / (1 if self._parts else len(found)) if found else None
 
     @_disable_dynamo
@@ -157,11 +163,9 @@ class SwarmOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 returned = closure()
-            if returned is not None:
-                self.report(returned, *self._figures)
         parameters = self.param_groups[0]["params"]
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        loss = self._loss()
+        loss = self._loss(returned)
         finite = loss is None or math.isfinite(loss)  # else the run has perhaps diverged, and is told
         left_out = closure is not None and loss is None and all(parameter.grad is None for parameter in parameters)
         if left_out or (not unscale(found, scale, parameters, None) and finite):

@@ -179,6 +179,30 @@ def test_a_closure_that_returns_nothing_is_as_none() -> None:
     assert peer.losses == [3.0]
 
 
+def test_a_closure_s_loss_is_the_last_one_that_counts() -> None:
+    """Lightning's is that of the last of several micro-batches, divided by their number: others saw half of the loss."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+
+    def closure(factor: float, told: float | None = None) -> torch.Tensor:
+        loss: torch.Tensor = peer.model(factor * torch.ones(3)).loss / 2
+        loss.backward()
+        if told is not None:
+            optimizer.report(told)
+        return loss
+
+    def unheard() -> torch.Tensor:
+        loss: torch.Tensor = (peer.model.weight * torch.ones(3)).sum()
+        loss.backward()
+        return loss
+
+    closure(1.0)
+    optimizer.step(lambda: closure(3.0))
+    optimizer.step(lambda: closure(3.0, 7.5))
+    optimizer.step(unheard)
+    assert peer.losses == [6.0, 7.5, 3.0]
+
+
 def test_the_optimizer_of_a_peer_has_no_copy() -> None:
     """A copy took no share and heard no loss; it failed at its first use without a word on why."""
     optimizer = SwarmOptimizer(Peer(Line()))  # type: ignore[arg-type]
@@ -217,9 +241,10 @@ def test_a_state_that_the_peer_has_no_use_for_is_refused() -> None:
         with pytest.raises(OperatorError, match=what):
             optimizer.load_state_dict(state)
     optimizer.step(lambda: None)
+    groups = optimizer.param_groups[0]
     optimizer.load_state_dict(saved)
-    optimizer.param_groups[0]["lr"] = 1.0
-    assert optimizer.param_groups[0]["lr"] == 0.25
+    groups["lr"] = 1.0
+    assert (optimizer.param_groups[0] is groups, groups["lr"]) == (True, 0.25)
 
 
 def test_a_model_is_saved_whole_and_its_file_asks_for_no_swarmentum() -> None:
