@@ -25,7 +25,7 @@ from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gra
 from node.model.gradients import loss as next_token_loss
 from node.model.spec import check_built_in
 from node.optim.step import NonFiniteGradient
-from node.training.own_loss import THOROUGH_TIMES, Joined, OwnLoss, Unmoved
+from node.training.own_loss import THOROUGH_TIMES, JoinedParameters, OwnLoss, Unmoved
 from protos.assignment import Range
 from protos.errors import OperatorError
 from protos.limits import LOSS_NATS_MAX
@@ -221,7 +221,7 @@ class Handover:
         self.loss = None if loss is None else OwnLoss(loss)
         self.checker = None if self.loss is None else BuiltIn(model, self.loss)
         self.device: torch.device = next(model.parameters()).device
-        self._joined = Joined(model)
+        self._joined = JoinedParameters(model)
         self._step, self._lr = 0, 0.0
         self._decided: Callable[[], bool] = lambda: False
         self._changed, self._turn = threading.Condition(), threading.Lock()

@@ -39,7 +39,7 @@ class Unmoved:
         return next((name for name, was, now in pairs if was != now and not math.isnan(was)), "")
 
 
-class Joined:
+class JoinedParameters:
     """A model's parameters as they were when it joined: the tensors, their types, and which are trained."""
 
     def __init__(self, model: nn.Module) -> None:
