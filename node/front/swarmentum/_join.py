@@ -147,6 +147,7 @@ class Joined:
     ) -> None:
         self.model, self.home, self._run = model, settings.home, Invite.parse(link).run_id.hex()
         self._handover = Handover(model, loss)
+        self._optimizer: Callable[[], SwarmOptimizer | None] = lambda: None  # weak: the peer ends with its object
         self._peer = PeerThread(link, settings, self._handover, reads=reads)
         weakref.finalize(self, self._peer.leave).atexit = False
         try:
@@ -198,9 +199,13 @@ class Joined:
     def optimizer(self) -> SwarmOptimizer:
         """This peer as a torch optimizer, for a loop that cannot be turned: iterate no more, and call its `step`.
 
-        Returns when a step of the run wants a gradient. Raises the error that ends the peer.
+        Returns when a step of the run wants a gradient; a second call gives the same one. Raises the error that ends the peer.
         """
-        return SwarmOptimizer(self)
+        made = self._optimizer()
+        if made is None:
+            made = SwarmOptimizer(self)
+            self._optimizer = weakref.ref(made)
+        return made
 
     @property
     def finished(self) -> bool:

@@ -167,10 +167,13 @@ class SwarmOptimizer(torch.optim.Optimizer):
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         loss = self._loss(returned)
         finite = loss is None or math.isfinite(loss)  # else the run has perhaps diverged, and is told
-        left_out = closure is not None and loss is None and all(parameter.grad is None for parameter in parameters)
+        empty = loss is None and all(parameter.grad is None for parameter in parameters)
+        left_out = empty and closure is not None
         if left_out or (not unscale(found, scale, parameters, None) and finite):
             self._take()
             return returned
+        if empty:
+            raise OperatorError("no parameter has a gradient: call backward() before step, and zero_grad() after it")
         if loss is None:
             raise OperatorError(
                 "step needs the loss, which other peers see: call optimizer.report(loss, tokens=...) before it, or give a "

@@ -345,6 +345,28 @@ def test_a_step_goes_on_after_ctrl_c_in_its_wait() -> None:
     assert (peer.losses, peer.shares) == ([9.0, 12.0], 5)
 
 
+def test_a_step_without_a_gradient_is_told_apart_from_one_without_a_loss() -> None:
+    """zero_grad between backward and step took both, and the error spoke of the loss."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    peer.model(torch.ones(3)).loss.backward()
+    optimizer.zero_grad()
+    with pytest.raises(OperatorError, match=r"no parameter has a gradient: call backward\(\) before step"):
+        optimizer.step()
+    (peer.model.weight * 2).sum().backward()  # type: ignore[operator]
+    with pytest.raises(OperatorError, match="step needs the loss"):
+        optimizer.step()
+
+
+def test_a_peer_has_one_optimizer_at_a_time() -> None:
+    """A second one gave the share of the first one back, without votes."""
+    peer = Peer(Line())
+    joined: Any = object.__new__(Joined)
+    joined.model, joined._run, joined._next, joined._optimizer = peer.model, peer._run, peer._next, lambda: None
+    first = joined.optimizer()
+    assert (joined.optimizer() is first, peer.shares) == (True, 1)
+
+
 def test_a_closure_that_leaves_its_batch_out_is_a_step_without_votes() -> None:
     """Lightning's, if training_step returns None; the trainer ended with an error."""
     peer = Peer(Line())
