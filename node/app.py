@@ -275,6 +275,7 @@ class _Peer:
             return
         try:
             if isinstance(failed, ParametersMovedError):  # a snapshot that waits is perhaps none of the swarm's state
+                trainer.keeper.abandon()
                 trainer.replica.save_private(trainer.private_path)
             else:
                 trainer.finish()

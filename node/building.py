@@ -24,7 +24,7 @@ from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.examine import other_buffer
 from node.model.size import Effort
 from node.model.spec import ModelError, ModelSpec, build, check_parameters
-from node.optim.layout import Layout
+from node.optim.layout import Layout, difference
 from node.overlay.settings import OverlaySettings
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
@@ -223,13 +223,19 @@ class SharedReplica(Replica):
 
     def apply(self, signed: SignedEntry, updates: Iterable[Update], authors: Sequence[bytes] = ()) -> bool:
         """As `Replica.apply`. Raises ParametersMovedError if the state is not the one that was left after the entry before."""
-        if self.demo.state_digest(self.step, self.digest_steps) != self.digest():
+        if self.digest() != self.demo.state_digest(self.step, self.digest_steps):
             raise ParametersMovedError(
                 f"the program changed the model's parameters after step {self.step}. The swarm moves them, the same way on "
                 "every peer: evaluate with a copy of the model (copy.deepcopy), and load no other weights. Join again to go on "
                 "from the swarm's state"
             )
         return super().apply(signed, updates, authors)
+
+    def digest(self) -> bytes:
+        """As `Replica.digest`. Raises ParametersMovedError for a model that was cast."""
+        if isinstance(self.maker, Handover) and any(it.dtype != torch.float32 for it in self.model.parameters()):
+            self.maker.check()
+        return super().digest()
 
 
 @dataclass(frozen=True)
@@ -285,7 +291,7 @@ class Own:
         if named and mine.digest() != named:
             raise ModelError(
                 f"model: its parameters have layout {mine.digest().hex()[:DIGITS_SHOWN]}, and the run's have "
-                f"{named.hex()[:DIGITS_SHOWN]}{_difference(mine, theirs)}. "
+                f"{named.hex()[:DIGITS_SHOWN]}{_frozen(model, start) or difference(mine, theirs)}. "
                 "Names, shapes, their order and which are tables (nn.Embedding) have to be the run's"
             )
         if start is not None and not blank:
@@ -308,18 +314,16 @@ class Own:
         return replica
 
 
-def _difference(mine: Layout, theirs: Layout | None) -> str:
-    """The first parameter that differs, in words."""
-    if theirs is None:
-        return ""
-    ours = [(place.name, place.shape, place.kind) for place in mine.places]
-    runs = [(place.name, place.shape, place.kind) for place in theirs.places]
-    for own, run in zip(ours, runs, strict=False):
-        if own != run:
-            inner = " (give the model inside of its wrapper)" if own[0].endswith(f".{run[0]}") else ""
-            words, theirs_words = (" ".join(map(str, filter(None, place))) for place in (own, run))
-            return f": {words} stands where the run has {theirs_words}{inner}"
-    return f": it has {len(ours)} parameters, the run has {len(runs)}"
+def _frozen(model: nn.Module, start: nn.Module | None) -> str:
+    """The first parameter that is trained in one of the two alone, in words. Without the run's: the first that is frozen."""
+    theirs = {} if start is None else {name: it.requires_grad for name, it in start.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad and theirs.get(name, start is None):
+            run = "the run perhaps trains it" if start is None else "the run trains it"
+            return f": {name} is frozen (requires_grad=False), and {run}: call {name}.requires_grad_() before join"
+        if parameter.requires_grad and not theirs.get(name, True):
+            return f": the run has {name} frozen: call {name}.requires_grad_(False) before join"
+    return ""
 
 
 def own_start(

@@ -8,9 +8,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -144,6 +147,29 @@ def _opened(folder: Path) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+def temporary_folder(prefix: str) -> tuple[Path, Callable[[], None]]:
+    """A folder that only this user reads, and what removes it. After a kill the next call with this `prefix` does.
+
+    Raises OSError.
+    """
+    beside = Path(tempfile.gettempdir())
+    remove_killed(beside, prefix)
+    while True:
+        folder = beside / f"{prefix}{secrets.randbits(63)}"
+        folder.mkdir(0o700)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        if folder.exists():  # no other process took it for one that was left, before the lock
+            return folder, partial(_remove, folder, handle)
+        os.close(handle)
+
+
+def _remove(folder: Path, handle: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(handle)
 
 
 def remove_killed(beside: Path, prefix: str) -> None:

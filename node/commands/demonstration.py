@@ -12,7 +12,6 @@ import math
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 from contextlib import ExitStack
@@ -30,7 +29,7 @@ from node.commands.processes import ANCHOR, OFFLINE, LocalProcesses, Processes
 from node.commands.status import as_values
 from node.link.run_reader import read_facts
 from node.pictures import PeerTotals, allreduce_bytes, loss_chart, loss_png, peers_table, render
-from protos.disk import writing
+from protos.disk import temporary_folder, writing
 from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
 from protos.process import asked_to_stop, usable_cores
@@ -126,7 +125,8 @@ def run_demo(options: DemoOptions) -> int:
     logs = options.output / "logs"
     logs.mkdir()
     with asked_to_stop(_stopped), ExitStack() as stack:
-        homes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swarmentum-demo-")))
+        homes, remove = temporary_folder("swarmentum-demo-")
+        stack.callback(remove)
         processes = Processes(logs)
         stack.callback(processes.close)
         console.print(f"Starting a coordinator, a relay, an anchor and {options.peers} peers on this machine ...")

@@ -25,13 +25,11 @@ from node.model.passes import (
     TOLERANCE,
     PassError,
     Passes,
-    WithoutDropout,
     apart,
     seed_all,
     trained_names,
     undisturbed,
 )
-from node.model.portable_draws import MiddleDraws
 
 NUMBERS_MAX: Final = 1 << 24
 """Logits of one pass at most: 64 MB."""
@@ -270,7 +268,7 @@ def _of_passes(at: Passes, mend_causality: str) -> list[str]:
     if any(apart(before, other) for other in again):
         return ["the same tokens give other logits each time, without training: it draws random numbers in eval mode, or looks "
                 "at a clock or a counter; held-out losses and checks need one answer"]  # fmt: skip
-    with WithoutDropout(), MiddleDraws():  # type: ignore[no-untyped-call]
+    with at.without_chance():
         one, other = (at.logits(tokens, train=True, seed=3) for _ in range(2))
         if apart(one, other):
             return ["the same tokens and the same random state give other logits in training: it looks at a clock, a "

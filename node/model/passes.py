@@ -9,7 +9,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from node.model.gradients import LogitsError, logits_of, loss
+from node.model.portable_draws import MiddleDraws
 
 ROWS: Final = 4
 TOKENS: Final = 32
@@ -60,6 +61,12 @@ class WithoutDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@contextmanager
+def _middle() -> Iterator[None]:
+    with WithoutDropout(), MiddleDraws():  # type: ignore[no-untyped-call]
+        yield
+
+
 def answers_of(model: nn.Module) -> Tensor:
     """The logits of a few tokens in eval mode."""
     model.eval()
@@ -75,6 +82,7 @@ class Passes:
         self.model, self.vocabulary, self.trained = model, vocabulary, trained_names(model)
         self.length, self.whole = length, whole
         """Tokens of a pass, and of one that is as long as a sample."""
+        self._drawing: Callable[[], AbstractContextManager[None]] = nullcontext
         self._special = {v for k, v in _config(model).items() if k.endswith("_token_id") and isinstance(v, int)}
 
     def tokens(self, seed: int, rows: int, length: int) -> Tensor:
@@ -89,8 +97,15 @@ class Passes:
         """Logits of a pass without gradients, fp32 [rows, length, vocabulary]; the random state is `seed`'s."""
         self.model.train(train)
         seed_all(seed)
-        with torch.no_grad(), self.told(tokens.shape[1]):
+        with torch.no_grad(), self.told(tokens.shape[1]), self._drawing():
             return logits_of(self.model, tokens).float()
+
+    @contextmanager
+    def without_chance(self) -> Iterator[None]:
+        """In a pass of `logits`, dropout changes nothing, and a draw gives the middle. `tokens` draws as ever."""
+        self._drawing = _middle
+        yield
+        self._drawing = nullcontext
 
     def reference(self) -> float:
         """The loss of a fixed batch, as it will be evaluated."""

@@ -16,7 +16,7 @@ the QR of orthogonal initialisers, permutations. Runs with such draws agree on s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -123,29 +123,54 @@ class NotDrawn(Mode):  # type: ignore[no-untyped-call]
 
 
 class MiddleDraws(Mode):  # type: ignore[no-untyped-call]
-    """Inside, a draw gives the middle of its distribution everywhere: noise, and dropout of a model's own. Whole numbers,
-    permutations and rarer distributions are drawn as ever."""
+    """Inside, a draw gives the middle of its distribution everywhere: noise, and dropout of a model's own. Permutations are
+    drawn as ever."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        given, name = kwargs or {}, func.overloadpacket
+        if (at := _TRAINING.get(name)) is not None:
+            return func(*args[:at], False, *args[at + 1 :], **given)
+        result = func(*args, **given)
         if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(result, torch.Tensor):
             return result
-        middle = _middle_of(func, args, kwargs or {})
+        middle = _middle_of(func, args, given)
         return result if middle is None else result.copy_(torch.as_tensor(middle).expand(result.shape))
 
 
+_TRAINING: Final = {aten.native_dropout: 2, aten.rrelu_with_noise: 4, aten.rrelu_with_noise_: 4}
+"""Operators that draw in training alone, and the place of the argument that says so."""
+
+
 def _middle_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> float | torch.Tensor | None:
-    """The median of what an operator draws, or None for an operator that is not covered."""
+    """The median of what an operator draws, or near it; None for an operator that is not covered."""
     if (scale := _draw_of(func, args, kwargs)) is not None:
         kind, offset, width = scale
         return offset if kind == "normal" else offset + width / 2
-    name, second = func.overloadpacket, args[1] if len(args) > 1 else None
-    if name is aten.exponential_:
-        return math.log(2) / float(kwargs.get("lambd", second or 1.0))
-    if name in (aten.bernoulli, aten.bernoulli_):
-        alone = args[0] if name is aten.bernoulli else 0.5
-        return torch.as_tensor(kwargs.get("p", alone if second is None else second)).ge(0.5)
-    return kwargs.get("mean", args[0] if args else None) if name is aten.normal else None
+    name = func.overloadpacket
+    first, second = (*args[:2], None, None)[:2]
+    if name in (aten.randint, aten.randint_like, aten.random_):
+        return _middle_number([it for it in args if isinstance(it, int)])
+    middles: dict[Any, Callable[[], Any]] = {
+        aten.exponential_: lambda: math.log(2) / float(kwargs.get("lambd", second or 1.0)),
+        aten.bernoulli: lambda: torch.as_tensor(kwargs.get("p", first if second is None else second)).ge(0.5),
+        aten.bernoulli_: lambda: torch.as_tensor(kwargs.get("p", 0.5 if second is None else second)).ge(0.5),
+        aten.normal: lambda: kwargs.get("mean", first),
+        aten.cauchy_: lambda: kwargs.get("median", second or 0.0),
+        aten.log_normal_: lambda: math.exp(kwargs.get("mean", 1.0 if second is None else second)),
+        aten.geometric_: lambda: math.ceil(-1.0 / math.log2(1.0 - float(kwargs.get("p", second)))),
+        aten._standard_gamma: lambda: first,
+        aten._sample_dirichlet: lambda: first / first.sum(-1, keepdim=True),
+        aten.poisson: lambda: torch.round(first),
+        aten.binomial: lambda: torch.round(first * second),
+        aten.multinomial: lambda: first.topk(1 if (args[2:] or [False])[0] else second).indices,
+    }
+    return middles[name]() if name in middles else None
+
+
+def _middle_number(limits: list[int]) -> int:
+    """Of whole numbers below a limit, or between two; 1 of all numbers."""
+    low, high = (0, *limits)[-2:] if limits else (0, 2)
+    return (low + high) // 2
 
 
 def _draw_of(func: Any, args: Any, kwargs: Any) -> tuple[str, float, float] | None:

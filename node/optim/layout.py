@@ -262,6 +262,20 @@ def _strips_of(place: ParameterPlace, matrix: Tensor | None, pool: Tensor) -> It
             offset += height * width
 
 
+def difference(mine: Layout, theirs: Layout | None) -> str:
+    """The first parameter that differs, in words."""
+    if theirs is None:
+        return ""
+    ours = [(place.name, place.shape, place.kind) for place in mine.places]
+    runs = [(place.name, place.shape, place.kind) for place in theirs.places]
+    for own, run in zip(ours, runs, strict=False):
+        if own != run:
+            inner = " (give the model inside of its wrapper)" if own[0].endswith(f".{run[0]}") else ""
+            words, theirs_words = (" ".join(map(str, filter(None, place))) for place in (own, run))
+            return f": {words} stands where the run has {theirs_words}{inner}"
+    return f": it has {len(ours)} parameters, the run has {len(runs)}"
+
+
 def tile_chunks(device: torch.device) -> int:
     """Chunks to handle at a time on a device."""
     return TILE_CHUNKS_CPU if device.type == "cpu" else TILE_CHUNKS_DEVICE

@@ -287,6 +287,11 @@ class Keeper:
         self._hurry.clear()
         self.check()
 
+    def abandon(self) -> None:
+        """Begin nothing that waits; wait for what is being written."""
+        self._failed = self._failed or InterruptedError("the keeper was told to stop")
+        self.close()
+
     def close(self) -> None:
         """Write everything that waits, and end the thread. Raises no error: `check` raised it, or nobody needs it any more."""
         if self._thread is not None:
@@ -336,7 +341,7 @@ class Keeper:
                 self._jobs.task_done()
 
     def _go_ahead(self) -> None:
-        while self._ahead:
+        while self._ahead and self._failed is None:
             self._ahead.popleft()()
 
     def _paced(self, image: Image, piece_bytes: int, *, private: bool = False) -> Iterator[bytes]:

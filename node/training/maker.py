@@ -12,7 +12,7 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gra
 from node.model.gradients import loss as next_token_loss
 from node.model.spec import check_built_in
 from node.optim.step import NonFiniteGradient
-from node.training.own_loss import THOROUGH_TIMES, OwnLoss, Unmoved
+from node.training.own_loss import THOROUGH_TIMES, JoinedParameters, OwnLoss, Unmoved
 from protos.assignment import Range
 from protos.errors import OperatorError
 from protos.limits import LOSS_NATS_MAX
@@ -221,9 +221,10 @@ class Handover:
         self.loss = None if loss is None else OwnLoss(loss)
         self.checker = None if self.loss is None else BuiltIn(model, self.loss)
         self.device: torch.device = next(model.parameters()).device
+        self._joined = JoinedParameters(model)
         self._step, self._lr = 0, 0.0
         self._decided: Callable[[], bool] = lambda: False
-        self._changed = threading.Condition()
+        self._changed, self._turn = threading.Condition(), threading.Lock()
         self._offered: Share | None = None  # the training waits for it
         self._taken: Share | None = None  # the program works on it
         self._result: GradResult | Exception | None = None
@@ -291,14 +292,27 @@ class Handover:
 
     def take(self) -> Share | None:
         """The next share, once there is one; None: the training is over. A share that the program still has goes back."""
-        ahead, self._ahead = self._ahead, False
-        if not ahead:
-            self.give_back(NoVotes("the program's loop went on without a gradient for this step"))
-            self._receive()
-        elif self._taken is not None and self._taken.late:
-            self.give_back(GradResult(math.nan, 0, 0))  # as one that nobody has taken
-            self._receive()
-        return self._taken
+        with self._alone():
+            ahead, self._ahead = self._ahead, False
+            if not ahead:
+                self.give_back(NoVotes("the program's loop went on without a gradient for this step"))
+                self._receive()
+            elif self._taken is not None and self._taken.late:
+                self.give_back(GradResult(math.nan, 0, 0))  # as one that nobody has taken
+                self._receive()
+            return self._taken
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise OperatorError(
+                "another thread of this program, or what a signal interrupted, waits for this peer's next share: contribute, "
+                "step and the loop over shares belong to one thread"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _receive(self) -> None:
         """Wait until the training hands the model over with the next share, or has ended."""
@@ -338,25 +352,39 @@ class Handover:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise OperatorError(f"loss is {what}: expected a number, the mean in nats a token") from error
         result = GradResult(mean, tokens, samples)
-        self.give_back(result if math.isfinite(mean) else NonFiniteGradient(f"the loss is {mean}"))
-        self._receive()
-        self._ahead = True
+        with self._alone():
+            self.give_back(result if math.isfinite(mean) else NonFiniteGradient(f"the loss is {mean}"))
+            self._receive()
+            self._ahead = True
 
     def give_back(self, result: GradResult | Exception) -> None:
         """The model belongs to the training again. Raises OperatorError if the program moved the model's parameters."""
         if self._taken is None:
             return
-        moved = "" if self._before is None else self._before.moved()
-        if moved:
-            result = ParametersMovedError(
-                f"the program changed the parameter {moved!r} during a step. The swarm moves the parameters, the same way on "
-                "every peer: make a gradient only, without optimizer.step(), evaluate with a copy of the model, and load no "
-                "other weights (a trainer does that resumes from a checkpoint, or loads its best model). Join again to go on "
-                "from the swarm's state"
-            )
+        moved: ParametersMovedError | None = None
+        try:
+            if not isinstance(result, NoVotes):  # a program that leaves may do with its model what it wants
+                self.check()
+            if name := "" if self._before is None else self._before.moved():
+                raise ParametersMovedError(
+                    f"the program changed the parameter {name!r} during a step. The swarm moves the parameters, the same way "
+                    "on every peer: make a gradient only, without optimizer.step(), evaluate with a copy of the model, and "
+                    "load no other weights (a trainer does that resumes from a checkpoint, or loads its best model). Join "
+                    "again to go on from the swarm's state"
+                )
+        except ParametersMovedError as error:
+            result = moved = error
         with self._changed:
             self._taken, self._result = None, result
             self._changed.notify_all()
-        if moved:
-            assert isinstance(result, ParametersMovedError)
-            raise result
+        if moved is not None:
+            raise moved
+
+    def check(self) -> None:
+        """Raises ParametersMovedError if the model has not the parameters that joined, whatever their values are."""
+        if other := self._joined.changed():
+            raise ParametersMovedError(
+                f"the program changed the model after join: its parameter {other} now. Cast, freeze, tie and extend a model "
+                "before join, and load no weights with assign=True: the swarm moves the parameters that joined. Join again to "
+                "go on from the swarm's state"
+            )

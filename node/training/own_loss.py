@@ -39,6 +39,31 @@ class Unmoved:
         return next((name for name, was, now in pairs if was != now and not math.isnan(was)), "")
 
 
+class JoinedParameters:
+    """A model's parameters as they were when it joined: the tensors, their types, and which are trained."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._were = model, dict(model.named_parameters())
+        self._kinds = {name: _kind(parameter) for name, parameter in self._were.items()}
+
+    def changed(self) -> str:
+        """What another parameter than then is now, in words; empty if none is."""
+        now = dict(self._model.named_parameters())
+        for name in self._were | now:
+            if name not in now or name not in self._were:
+                return f"{name!r} is {'new' if name in now else 'gone'}"
+            if now[name] is not self._were[name]:
+                return f"{name!r} is another tensor"
+            if (kind := _kind(now[name])) != self._kinds[name]:
+                dtype, device, trained = kind
+                return f"{name!r} is {dtype} on {device}, {'trained' if trained else 'frozen (requires_grad=False)'}"
+        return ""
+
+
+def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device, bool]:
+    return parameter.dtype, parameter.device, parameter.requires_grad
+
+
 class OwnLoss:
     """A program's loss. Raises OperatorError, with what it did, for one that fails, moves a parameter, or gives no mean to
     differentiate. The model's modes are afterwards as they were."""

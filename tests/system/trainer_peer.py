@@ -22,7 +22,7 @@ class StopAtTheEnd(TrainerCallback):
         self.optimizer = optimizer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        control.should_training_stop = self.optimizer.finished
+        control.should_training_stop |= self.optimizer.finished
 
 
 def main(link: str, home: str) -> None:

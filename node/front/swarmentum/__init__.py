@@ -86,8 +86,9 @@ if TYPE_CHECKING:
         StoppedError,
         SwarmentumError,
     )
-    from swarmentum._join import Joined, SwarmOptimizer, join
+    from swarmentum._join import Joined, join
     from swarmentum._local import Local, local
+    from swarmentum._optimizer import SwarmOptimizer
     from swarmentum._reading import Peer, Run, Step, Vote, read_run, verify
 
     __version__: str
@@ -107,7 +108,7 @@ _HOME = {
     "Share": "node.training.maker",
     "Step": "swarmentum._reading",
     "StoppedError": "protos.errors",
-    "SwarmOptimizer": "swarmentum._join",
+    "SwarmOptimizer": "swarmentum._optimizer",
     "SwarmentumError": "protos.errors",
     "Verification": "node.archive.verify",
     "Vote": "swarmentum._reading",

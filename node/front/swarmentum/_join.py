@@ -6,21 +6,21 @@ Refuses to move the model by any other hand than the swarm's.
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import structlog
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # as torch.optim's own methods: dynamo is loaded at the first call
+from torch._compile import _disable_dynamo
 
 from node.admission.consent import MachineRequest, must_ask
 from node.app import Outcome
@@ -28,13 +28,13 @@ from node.app import join as take_part
 from node.building import Own
 from node.config import PeerSettings, load_settings
 from node.model.gradients import Loss
-from node.optim.process_group import TakesScale, unscale
 from node.owner_commands import Stop
 from node.ranks.channel import launched
-from node.training.maker import Handover, NoVotes, Share
+from node.training.maker import Handover, NoVotes, ParametersMovedError, Share
 from protos.console import configure_logging
 from protos.errors import OperatorError
 from protos.invite import Invite
+from swarmentum._optimizer import SwarmOptimizer
 
 if TYPE_CHECKING:
     from node.training.telemetry import Summary
@@ -42,6 +42,19 @@ if TYPE_CHECKING:
 NOT_OF_A_LOOP = ("device", "precision", "activation_checkpointing", "compile")
 """Settings of the command that the program's own model and loop decide."""
 CLOSE_SECONDS_MAX = 60.0
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Not compiled with a program's step. Dynamo takes 1.3 s to load: a program without it loads none."""
+    disabled = _disable_dynamo(function)
+
+    @wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        return (disabled if "torch._dynamo" in sys.modules else function)(*args, **named)
+
+    return call
 
 
 class PeerThread:
@@ -60,7 +73,11 @@ class PeerThread:
         )
         _open.add(self)
         atexit.register(_leave_all)  # once more does no harm
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError:  # the system gives no thread
+            _open.discard(self)
+            raise
 
     def _run(self, link: str, settings: PeerSettings, own: Own) -> None:
         def agree(asked: MachineRequest) -> None:
@@ -128,8 +145,9 @@ class Joined:
     def __init__(
         self, link: str, model: nn.Module, settings: PeerSettings, *, reads: bool, loss: Loss | None = None
     ) -> None:
-        self.model, self.home = model, settings.home
+        self.model, self.home, self._run = model, settings.home, Invite.parse(link).run_id.hex()
         self._handover = Handover(model, loss)
+        self._optimizer: Callable[[], SwarmOptimizer | None] = lambda: None  # weak: the peer ends with its object
         self._peer = PeerThread(link, settings, self._handover, reads=reads)
         weakref.finalize(self, self._peer.leave).atexit = False
         try:
@@ -158,12 +176,14 @@ class Joined:
                 "this thread takes the shares of another peer already. A peer waits for the next step in `contribute`, and the "
                 "step waits for the other peer: run each in a thread of its own, or close the other one first"
             )
-        share = self._handover.take()
+        with self._left_when_moved():
+            share = self._handover.take()
         if share is None:
             mine.thread.join()
             self._raise()
         return share
 
+    @_untraced
     def contribute(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
         """The gradient in `.grad` is this peer's for the step: the mean over `samples` (all of the share by default).
 
@@ -172,15 +192,20 @@ class Joined:
         the model is then the swarm's newest. Raises OperatorError for figures that cannot be, and the error that ends the peer.
         """
         self._raise()
-        self._handover.contribute(loss, samples, tokens)
+        with self._left_when_moved():
+            self._handover.contribute(loss, samples, tokens)
         self._raise()
 
     def optimizer(self) -> SwarmOptimizer:
         """This peer as a torch optimizer, for a loop that cannot be turned: iterate no more, and call its `step`.
 
-        Returns when a step of the run wants a gradient. Raises the error that ends the peer.
+        Returns when a step of the run wants a gradient; a second call gives the same one. Raises the error that ends the peer.
         """
-        return SwarmOptimizer(self)
+        made = self._optimizer()
+        if made is None:
+            made = SwarmOptimizer(self)
+            self._optimizer = weakref.ref(made)
+        return made
 
     @property
     def finished(self) -> bool:
@@ -207,6 +232,15 @@ class Joined:
     def close(self) -> None:
         """Leave the run: save the momentum, and end the peer. The other peers go on. A second time, or in a fork: nothing."""
         self._peer.close()
+
+    @contextmanager
+    def _left_when_moved(self) -> Iterator[None]:
+        """The program hears of the error once the peer has left its home: it may join again at once."""
+        try:
+            yield
+        except ParametersMovedError:
+            self._peer.close()
+            raise
 
     def _raise(self) -> None:
         if self._peer.error is not None:
@@ -265,136 +299,3 @@ def join(
         configure_logging(as_json=False, target=sys.stderr)
     _wait_for(chosen.home)
     return Joined(link, model, chosen, reads=not own_data, loss=loss)
-
-
-_NONE: tuple[int | None, int] = None, 0
-
-
-class HeardLoss:
-    """The loss in an output of the model. `is_used`: a backward pass has gone through it."""
-
-    def __init__(self, loss: Tensor) -> None:
-        self.nats, self.is_used = float(loss.detach()), False
-        loss.register_hook(self._use)  # type: ignore[no-untyped-call]
-
-    def _use(self, gradient: Tensor) -> None:
-        self.is_used = True
-
-
-class SwarmOptimizer(torch.optim.Optimizer):
-    """`step` contributes what is in `.grad`, and returns when the next step of the run wants a gradient.
-
-    The loss that others see is that of `report`, of the closure, or the mean of the `loss` in the model's outputs since the
-    last step (models of transformers have it). Outputs without a backward pass do not count beside others, nor do those before
-    `zero_grad`. After calls with `num_items_in_batch`, which the Trainer makes, it is their sum. `share` is what the run asks
-    for now, and None once the run has ended. The learning rate in `param_groups` shows the run's, and schedulers change
-    nothing. A GradScaler works: where it finds an infinity, the step has no votes of this peer.
-    """
-
-    _step_supports_amp_scaling = TakesScale()
-
-    def __init__(self, peer: Joined) -> None:
-        trained = [parameter for parameter in peer.model.parameters() if parameter.requires_grad]
-        super().__init__(trained, {"lr": 0.0})
-        self._peer = peer
-        self._heard: list[HeardLoss] = []
-        self._reported: float | None = None
-        self._parts, self._figures = False, _NONE
-        owner = weakref.ref(self)
-
-        def heard(module: Any, given: Any, named: dict[str, Any], output: Any) -> None:
-            loss, mine = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None), owner()
-            if mine is None or module is not mine._peer.model:
-                return  # a copy of the model has the hook, too
-            if isinstance(loss, Tensor) and loss.requires_grad:
-                mine._heard.append(HeardLoss(loss))
-                mine._parts = named.get("num_items_in_batch") is not None
-
-        untraced = torch.compiler.disable(heard)  # type: ignore[no-untyped-call] # else torch.compile warns, or refuses fullgraph
-        self._hook = peer.model.register_forward_hook(untraced, with_kwargs=True)
-        self.share: Share | None = None
-        self._take()
-
-    @property
-    def finished(self) -> bool:
-        """Whether no step is left: the run has ended, its owner ended the peer, or the program closed it."""
-        return self.share is None or self._peer._has_left
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "the optimizer of a peer cannot be copied or pickled: it belongs to the peer in this process. Save the model; the "
-            "peer's home keeps the momentum"
-        )
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises OperatorError once the optimizer is made: a run's parameters are those of its model."""
-        if self.param_groups:
-            raise OperatorError(
-                "the swarm trains the parameters of the run's model, and no others: train yours with an optimizer of your own"
-            )
-        super().add_param_group(param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. The losses whose gradient goes are none of the next step's."""
-        self._heard = [loss for loss in self._heard if not loss.is_used]
-        super().zero_grad(set_to_none)
-
-    def report(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
-        """The figures of the next `step`, as `Joined.contribute` takes them."""
-        self._reported = float(loss.detach() if isinstance(loss, Tensor) else loss)
-        self._figures = samples, tokens
-
-    def _loss(self) -> float | None:
-        """That of the next step; None if nobody told one."""
-        if self._reported is not None:
-            return self._reported
-        found = [loss.nats for loss in self._heard if loss.is_used] or [loss.nats for loss in self._heard]
-        return sum(found) / (1 if self._parts else len(found)) if found else None
-
-    @_disable_dynamo
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Raises OperatorError after the end, without a loss, or for parameters that were moved; and the peer's own error."""
-        if self.finished:
-            raise OperatorError("this peer has ended: stop the loop when optimizer.finished is true")
-        if not self._peer._has_share and not self._goes_on(closure):
-            return None
-        returned = None
-        if closure is not None:
-            with torch.enable_grad():
-                returned = closure()
-            if returned is not None:
-                self.report(returned, *self._figures)
-        parameters = self.param_groups[0]["params"]
-        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        loss = self._loss()
-        finite = loss is None or math.isfinite(loss)  # else the run has perhaps diverged, and is told
-        left_out = closure is not None and loss is None and all(parameter.grad is None for parameter in parameters)
-        if left_out or (not unscale(found, scale, parameters, None) and finite):
-            self._take()
-            return returned
-        if loss is None:
-            raise OperatorError(
-                "step needs the loss, which other peers see: call optimizer.report(loss, tokens=...) before it, or give a "
-                "model whose output has a `loss`"
-            )
-        self._peer.contribute(loss, *self._figures)
-        self._take()
-        return returned
-
-    def _goes_on(self, closure: Callable[[], Any] | None) -> bool:
-        """After an error ended the last step while it waited: whether there is a share now, and a gradient to come of it."""
-        self._take()
-        if closure is None and not self.finished:
-            self.zero_grad()
-            log = structlog.get_logger("peer")
-            log.warning("the step before was interrupted: the gradient made since is left out", step="-")
-        return closure is not None and not self.finished
-
-    def _take(self) -> None:
-        self._heard, self._reported, self._figures = [], None, _NONE
-        self.share = self._peer._next()
-        if self.share is None:
-            self._hook.remove()
-        else:
-            for group in self.param_groups:
-                group["lr"] = self.share.learning_rate

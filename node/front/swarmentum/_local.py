@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
@@ -24,6 +24,7 @@ from node.commands.processes import ANCHOR, COORDINATOR, LOOPBACK, OFFLINE, RELA
 from node.commands.status import as_values
 from node.link.run_reader import read_facts
 from protos import toml_file
+from protos.disk import temporary_folder
 from protos.errors import NetworkError, OperatorError
 from protos.invite import Invite
 from protos.process import usable_cores
@@ -61,12 +62,12 @@ class Local:
         self._left_out = () if run is None else ("--set", "allow=left_out")
         self._environment = OFFLINE if run is None else {}
         self._threads = max(1, usable_cores() // max(peers, 1))
-        self.folder, temporary = _folder(folder), folder is None
+        self.folder, remove = _folder(folder)
         logs = self.folder / "logs"
         logs.mkdir()
         self._processes = Processes(logs)
         self._here = LocalProcesses(self._processes, self.folder)
-        self._close = weakref.finalize(self, _end, self._processes, self.folder if temporary else None, os.getpid())
+        self._close = weakref.finalize(self, _end, self._processes, remove, os.getpid())
         self._children: dict[str, Popen[str]] = {}
         self._keeper = ""  # of the archive
         try:
@@ -277,22 +278,22 @@ def _untold(value: Any, name: str) -> str:
     return name if value is None else ""
 
 
-def _folder(folder: Path | None) -> Path:
+def _folder(folder: Path | None) -> tuple[Path, Callable[[], None]]:
+    """The folder, and what removes it if nobody named it."""
     if folder is None:
-        return Path(tempfile.mkdtemp(prefix="swarmentum-local-"))
+        return temporary_folder("swarmentum-local-")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OperatorError(f"folder={str(folder)!r}: cannot be made: {error.strerror}") from error
     if any(folder.iterdir()):
         raise OperatorError(f"folder={str(folder)!r}: the folder is not empty; choose another one")
-    return folder.resolve()
+    return folder.resolve(), lambda: None
 
 
-def _end(processes: Processes, temporary: Path | None, owner: int) -> None:
+def _end(processes: Processes, remove: Callable[[], None], owner: int) -> None:
     """End what was started. A process that was forked from the owner ends nothing."""
     if os.getpid() != owner:
         return
     processes.close()
-    if temporary is not None:
-        shutil.rmtree(temporary, ignore_errors=True)
+    remove()

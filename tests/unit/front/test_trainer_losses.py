@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import pickle
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,14 @@ from node.training.maker import Handover
 from node.training.own_loss import Unmoved
 from protos.errors import NetworkError, OperatorError
 from swarmentum import _join
-from swarmentum._join import PeerThread, SwarmOptimizer
+from swarmentum._join import Joined, PeerThread
+from swarmentum._optimizer import SwarmOptimizer
 
 
 class Peer:
     """The seam of `Joined` that the optimizer uses."""
 
-    _has_left, _has_share = False, True
+    _has_left, _has_share, _run = False, True, "ab" * 32
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model, self.losses, self.shares = model, list[float](), 0
@@ -35,7 +37,7 @@ class Peer:
     def _next(self) -> Any:
         self.shares += 1
         self._has_share = True
-        return SimpleNamespace(learning_rate=0.0, number=self.shares)
+        return SimpleNamespace(learning_rate=self.shares / 8, number=self.shares)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -125,6 +127,19 @@ def test_the_home_is_free_once_the_program_hears_of_the_end(tmp_path: Path, monk
     assert homes == [[]]
 
 
+def test_a_peer_whose_thread_does_not_start_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its home stayed in use for the program, whose end failed at a thread that it cannot join."""
+
+    def full(thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    settings: Any = SimpleNamespace(home=tmp_path, threads=None)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        PeerThread("link", settings, Handover(Line()), reads=True)
+    assert not _join._open
+
+
 def test_a_loss_counts_where_a_backward_pass_went_through_it_and_its_gradient_is_still_there() -> None:
     """A batch whose forward or backward pass failed, and an evaluation without no_grad, were in the mean that others see."""
     peer = Peer(Line())
@@ -164,13 +179,83 @@ def test_a_closure_that_returns_nothing_is_as_none() -> None:
     assert peer.losses == [3.0]
 
 
+def test_a_closure_s_loss_is_the_last_one_that_counts() -> None:
+    """Lightning's is that of the last of several micro-batches, divided by their number: others saw half of the loss."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+
+    def closure(factor: float, told: float | None = None) -> torch.Tensor:
+        loss: torch.Tensor = peer.model(factor * torch.ones(3)).loss / 2
+        loss.backward()
+        if told is not None:
+            optimizer.report(told)
+        return loss
+
+    def unheard() -> torch.Tensor:
+        loss: torch.Tensor = (peer.model.weight * torch.ones(3)).sum()
+        loss.backward()
+        return loss
+
+    closure(1.0)
+    optimizer.step(lambda: closure(3.0))
+    optimizer.step(lambda: closure(3.0, 7.5))
+    optimizer.step(unheard)
+    assert peer.losses == [6.0, 7.5, 3.0]
+
+
 def test_the_optimizer_of_a_peer_has_no_copy() -> None:
     """A copy took no share and heard no loss; it failed at its first use without a word on why."""
     optimizer = SwarmOptimizer(Peer(Line()))  # type: ignore[arg-type]
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="belongs to the peer in this process"):
             copied(optimizer)  # type: ignore[operator]
-    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def test_a_scheduler_shows_the_run_s_rate_and_is_told_once_that_it_changes_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Logs had the scheduler's rate, which moved nothing."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    assert "rate" not in capsys.readouterr().out
+    for wanted in (0.25, 0.375):
+        peer.model(torch.ones(3)).loss.backward()
+        optimizer.step()
+        scheduler.step()
+        assert (scheduler.get_last_lr(), copy.deepcopy(optimizer.param_groups)[0]["lr"]) == ([wanted], wanted)
+    assert capsys.readouterr().out.count("the learning rate is the run's") == 1
+
+
+def test_a_state_that_the_peer_has_no_use_for_is_refused() -> None:
+    """A moment of AdamW, or what another run's trainer saved, was taken in silence, and the rate of its time shown."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    saved = copy.deepcopy(optimizer.state_dict())
+    adam, elsewhere = torch.optim.AdamW(peer.model.parameters()), Peer(Line())
+    elsewhere._run = "cd" * 32
+    for state, what in (
+        (adam.state_dict(), "of another kind"),
+        (SwarmOptimizer(elsewhere).state_dict(), "of run cdcd"),
+    ):  # type: ignore[arg-type]
+        with pytest.raises(OperatorError, match=what):
+            optimizer.load_state_dict(state)
+    optimizer.step(lambda: None)
+    groups = optimizer.param_groups[0]
+    optimizer.load_state_dict(saved)
+    groups["lr"] = 1.0
+    assert (optimizer.param_groups[0] is groups, groups["lr"]) == (True, 0.25)
+
+
+def test_a_model_is_saved_whole_and_its_file_asks_for_no_swarmentum() -> None:
+    """torch.save(model) failed at the optimizer's hook: Can't pickle local object."""
+    model = Line()
+    optimizer = SwarmOptimizer(Peer(model))  # type: ignore[arg-type]
+    assert b"swarmentum" not in pickle.dumps(model)
+    for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        copied(torch.ones(3)).loss.backward()
+        assert torch.equal(copied.weight.grad, torch.ones(3))
+    assert not optimizer._heard
 
 
 def test_a_peer_that_the_program_closed_has_finished() -> None:
@@ -200,14 +285,22 @@ def test_a_compiled_model_tells_its_loss() -> None:
     assert peer.losses == [3.0]
 
 
+class Looking(Peer):
+    """It looks at the model where it hands over, and so does its `Joined`."""
+
+    error = None
+
+    def _next(self) -> Any:
+        Unmoved(self.model, thoroughly=True)
+        return super()._next()
+
+    def contribute(self, loss: float, samples: int | None, tokens: int) -> None:
+        Unmoved(self.model, thoroughly=True)
+        super().contribute(loss, samples, tokens)
+
+
 def test_a_compiled_step_hands_over_as_a_plain_one() -> None:
     """Dynamo went into the wait for the next share, and failed there with an error of its own."""
-
-    class Looking(Peer):
-        def _next(self) -> Any:
-            Unmoved(self.model, thoroughly=True)
-            return super()._next()
-
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -218,7 +311,10 @@ def test_a_compiled_step_hands_over_as_a_plain_one() -> None:
     optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
     peer.model(torch.ones(3))["loss"].backward()
     torch.compile(optimizer.step, backend=backend)()
-    assert (peer.losses, graphs) == ([3.0], [])
+    joined: Any = object.__new__(Joined)
+    joined._handover = joined._peer = peer
+    torch.compile(joined.contribute, backend=backend)(4.0)
+    assert (peer.losses, graphs) == ([3.0, 4.0], [])
 
 
 def test_a_step_goes_on_after_ctrl_c_in_its_wait() -> None:
@@ -247,6 +343,28 @@ def test_a_step_goes_on_after_ctrl_c_in_its_wait() -> None:
     peer._has_share = False
     optimizer.step(lambda: once(4.0))
     assert (peer.losses, peer.shares) == ([9.0, 12.0], 5)
+
+
+def test_a_step_without_a_gradient_is_told_apart_from_one_without_a_loss() -> None:
+    """zero_grad between backward and step took both, and the error spoke of the loss."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    peer.model(torch.ones(3)).loss.backward()
+    optimizer.zero_grad()
+    with pytest.raises(OperatorError, match=r"no parameter has a gradient: call backward\(\) before step"):
+        optimizer.step()
+    (peer.model.weight * 2).sum().backward()  # type: ignore[operator]
+    with pytest.raises(OperatorError, match="step needs the loss"):
+        optimizer.step()
+
+
+def test_a_peer_has_one_optimizer_at_a_time() -> None:
+    """A second one gave the share of the first one back, without votes."""
+    peer = Peer(Line())
+    joined: Any = object.__new__(Joined)
+    joined.model, joined._run, joined._next, joined._optimizer = peer.model, peer._run, peer._next, lambda: None
+    first = joined.optimizer()
+    assert (joined.optimizer() is first, peer.shares) == (True, 1)
 
 
 def test_a_closure_that_leaves_its_batch_out_is_a_step_without_votes() -> None:

@@ -122,6 +122,20 @@ class Noisy(Sound):
                 return seen * nn.functional.gumbel_softmax(seen)
             case "slopes":
                 return nn.functional.rrelu(nn.functional.alpha_dropout(seen, 0.1, training=True), training=True)
+            case "rarer":
+                part = torch.softmax(seen.detach(), -1)
+                kept = torch.rrelu(torch.native_dropout(seen, 0.1, True)[0], 0.1, 0.3, True)
+                drawn = [
+                    torch.distributions.Dirichlet(1 + part).sample(),
+                    torch.poisson(part),
+                    torch.binomial(7 * part, part),
+                ]
+                drawn += [torch.zeros_like(seen).cauchy_(), torch.zeros_like(seen).log_normal_()]
+                drawn += [torch.zeros_like(seen).geometric_(0.3), torch.randint_like(seen, 2, 9)]
+                chosen = torch.multinomial(part.flatten(0, 1), 2).view(*seen.shape[:2], 2) / 64
+                return kept + 0.1 * sum(drawn) + chosen.sum(-1, keepdim=True)
+            case "another sample":
+                return seen + seen[torch.randint(0, len(seen), (len(seen),))]
         return seen + 0.1 * torch.randn_like(seen) - seen.mean(0, keepdim=True)
 
 

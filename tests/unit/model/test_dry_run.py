@@ -66,7 +66,10 @@ def code(name: str, kind: str = "", **more: Any) -> ModelSpec:
         ("Drawing", "python", "draws random numbers in eval mode"),
         ("Drawing", "clock", "looks at a clock or a counter"),
         ("Drawing", "calls", "looks at a clock or a counter"),
-        ("Noisy", "and of its batch", "depend on the other samples of its batch"),
+        *(
+            ("Noisy", kind, "depend on the other samples of its batch")
+            for kind in ("and of its batch", "another sample")
+        ),
         ("Capacity", "", "depend on the other samples of its batch"),
         ("Cut", "detached", "depend on no trained parameter"),
         ("Cut", "unused", r"2 of 7 parameters get no gradient.*spare.weight"),
@@ -106,7 +109,7 @@ def test_a_factory_with_a_fault_is_refused_by_name(name: str, kind: str, says: s
         *(("Sound", ""), ("Drawing", "dropout"), ("Cut", ""), ("Answering", "none"), ("Experts", "")),
         ("Twofold", "logits first"),
         *(("Noisy", kind) for kind in ("depth", "depth by rand", "mask", "bernoulli", "noise", "distribution")),
-        *(("Noisy", kind) for kind in ("gumbel", "slopes")),
+        *(("Noisy", kind) for kind in ("gumbel", "slopes", "rarer")),
     ],
 )
 def test_a_sound_factory_passes(name: str, kind: str) -> None:

@@ -78,6 +78,45 @@ def test_a_program_that_moves_the_model_between_two_steps_is_told() -> None:
         head = signed.hash
 
 
+def test_a_model_that_was_cast_before_its_first_share_is_named() -> None:
+    """The peer's thread ended at an assertion: the replicated state is fp32."""
+    model = TwoTokens(64)
+    replica = own(model).replica(TwoTokens(64), config(), 128, RUN, bytes(32), b"")
+    model.half()
+    with pytest.raises(
+        OperatorError, match=r"'embedding\.weight' is torch\.float16 on cpu, trained now\. Cast, freeze"
+    ):
+        replica.digest()
+
+
+def frozen(*names: str) -> TwoTokens:
+    model = TwoTokens(64)
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("mine", "start", "said"),
+    [
+        (
+            frozen("head.bias"),
+            frozen(),
+            r"head\.bias is frozen \(requires_grad=False\), and the run trains it: call head\.",
+        ),
+        (frozen("head.bias"), None, r"head\.bias is frozen \(requires_grad=False\), and the run perhaps trains it"),
+        (frozen(), frozen("head.bias"), r"the run has head\.bias frozen: call head\.bias\.requires_grad_\(False\)"),
+    ],
+)
+def test_a_parameter_that_is_frozen_on_one_side_alone_is_named(
+    mine: nn.Module, start: nn.Module | None, said: str
+) -> None:
+    """The first parameter behind it was named, which is the same on both sides."""
+    layout = Layout.of(TwoTokens(64) if start is None else start).digest()
+    with pytest.raises(ModelError, match=said):
+        own(mine).replica(start, config(), 128, RUN, bytes(32), layout)
+
+
 def with_buffer(name: str, value: float) -> TwoTokens:
     model = TwoTokens(64)
     model.register_buffer(name, torch.full((2,), value), persistent=False)

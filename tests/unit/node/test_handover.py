@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from node.building import assemble
 from node.data.samples import Samples
 from node.model.gradients import GradResult, loss
 from node.optim.step import NonFiniteGradient
-from node.training import maker
 from node.training.maker import GradientMaker, Handover, NoVotes, Share, Unread
+from node.training.own_loss import Unmoved
 from node.training.replica import Replica
 from protos.assignment import Range
 from protos.errors import OperatorError
@@ -256,6 +257,26 @@ def moves(handover: Handover, share: Share) -> None:
     own_loop(handover, share)
 
 
+def changed(how: Callable[[nn.Module], object]) -> Callable[[Handover, Share], None]:
+    """The model before its first share, so that nothing changes during one."""
+
+    def work(handover: Handover, share: Share) -> None:
+        how(handover.model)
+        handover._before = Unmoved(handover.model, thoroughly=True)
+        loss(handover.model, next(share.batches())).backward()
+        handover.contribute(1.0, None, 0)
+
+    return work
+
+
+def other_tensors(model: nn.Module) -> None:
+    model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+
+
+def freezes(model: nn.Module) -> None:
+    model.embedding.requires_grad_(False)
+
+
 def no_backward(handover: Handover, share: Share) -> None:
     handover.contribute(1.0, None, 0)
 
@@ -292,6 +313,12 @@ def not_read(handover: Handover, share: Share) -> None:
     ("work", "said"),
     [
         (moves, "changed the parameter 'embedding.weight' during a step.*without optimizer.step"),
+        (
+            changed(other_tensors),
+            r"'embedding\.weight' is another tensor now\. Cast, freeze, tie.*load no weights with assign",
+        ),
+        (changed(lambda model: model.register_parameter("more", nn.Parameter(torch.ones(2)))), "'more' is new now"),
+        (changed(freezes), r"'embedding\.weight' is torch\.float32 on cpu, frozen \(requires_grad=False\) now"),
         (no_backward, r"call loss\.backward\(\) before contribute"),
         (too_many, "samples=9: this share has 8"),
         (twice, "this peer has ended: no step is left to contribute to"),
@@ -327,6 +354,22 @@ def test_what_a_program_must_not_do_is_said_to_it(work: Callable[[Handover, Shar
         raise program.error
 
 
+def test_a_second_thread_is_told_that_the_first_one_waits() -> None:
+    """It took the share that the first one waited for, which then waited for ever."""
+    handover = Handover(model())
+    waits = threading.Event()
+    handover._receive = waits.set  # type: ignore[method-assign]
+    with handover._alone():
+        second = Program(handover, own_loop)
+        second.start()
+        second.join(240)
+    assert second.error is not None
+    assert "belong to one thread" in str(second.error)
+    assert not waits.is_set()
+    handover.take()
+    assert waits.is_set()
+
+
 def test_a_contribution_outside_of_a_round_is_refused() -> None:
     with pytest.raises(OperatorError, match="call contribute once in each round"):
         Handover(model()).contribute(1.0, None, 0)
@@ -338,17 +381,17 @@ def test_ctrl_c_in_the_look_at_a_new_share_leaves_the_share_for_the_next_call(mo
     handover = made.maker
     assert isinstance(handover, Handover)
     training = threading.Thread(target=gradients, args=(made,), daemon=True)
-    looks = maker.Unmoved
+    looks = Unmoved
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(maker, "Unmoved", interrupted)
+    monkeypatch.setattr("node.training.maker.Unmoved", interrupted)
     training.start()
     with pytest.raises(KeyboardInterrupt):
         handover.take()
     assert not handover.has_share
-    monkeypatch.setattr(maker, "Unmoved", looks)
+    monkeypatch.setattr("node.training.maker.Unmoved", looks)
     share = handover.take()
     assert share is not None
     handover.end()  # no share follows

@@ -108,6 +108,18 @@ def test_a_snapshot_is_written_before_the_rest_of_a_momentum_which_is_whole_all_
     peer.keeper.close()
 
 
+def test_what_waits_is_not_written_over_what_is_saved_at_an_end(tmp_path: Path) -> None:
+    """A program moved the parameters: a momentum that waited was written over the newest one, or at once with it, into one
+    file; and a snapshot of the moved state was told to the swarm."""
+    peer = Kept(tmp_path, 2)
+    peer.keeper._submit(partial(waits, peer.keeper._hurry), None)
+    peer.plays(2)
+    peer.keeper.private()
+    peer.keeper.snapshot(kept=True)
+    peer.keeper.abandon()
+    assert (peer.told, peer.store.roots(), (tmp_path / "private.pt").exists()) == ([], frozenset(), False)
+
+
 def test_what_fails_behind_the_training_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise DiskError("no space left on device")

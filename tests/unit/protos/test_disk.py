@@ -1,7 +1,11 @@
 """Durable writes: what is on the disk at which moment, who may read it, and what a failure leaves."""
 
 import errno
+import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -146,6 +150,24 @@ def test_a_new_folder_takes_the_place_of_one_whose_process_was_killed(there: boo
             with pytest.raises(OperatorError, match="is not empty"), new_folder(folder):
                 pass
     assert {path.name for path in tmp_path.rglob("*")} == {"page", "index.html"}
+
+
+def test_a_temporary_folder_is_removed_by_a_later_process_if_its_own_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The homes of each killed `swarmentum.local` stayed in /tmp for ever."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = "import os; from protos.disk import temporary_folder; temporary_folder('run-'); os.kill(os.getpid(), 9)"
+    subprocess.run(
+        [sys.executable, "-c", killed], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False, timeout=240
+    )
+    [left] = tmp_path.iterdir()
+    first, remove = disk.temporary_folder("run-")
+    second, _ = disk.temporary_folder("run-")
+    assert {*tmp_path.iterdir()} == {first, second} != {left}
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    remove()
+    assert set(tmp_path.iterdir()) == {second}
 
 
 def test_there_is_no_folder_below_a_file(tmp_path: Path) -> None:
