@@ -18,7 +18,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from node.commands.options import InviteLink, Json, Settings, Verbose, link_from, need_node_extra, option, with_settings
 from node.export.card import add_ledger
-from node.imports import many_imports
+from node.imports import many_imports, slowly
 from protos.accounts import loss_of
 from protos.address import is_web
 from protos.console import configure_logging
@@ -249,9 +249,11 @@ def copy_archive(run: Path, address: str, *, as_json: bool) -> None:
 
 
 def _with_progress(what: str, work: Callable[[Told], T]) -> T:
-    """What `work` returns; a bar on stderr meanwhile."""
+    """What `work` returns; a bar on stderr meanwhile, or a line where stderr is a log."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
+    console = Console(stderr=True, highlight=False)
+    line = nullcontext() if console.is_terminal else slowly(what)
+    with line, Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         return work(lambda done, of: progress.update(task, completed=done, total=of))
 
