@@ -31,7 +31,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from node.commands.options import InviteLink, Json, Settings, Verbose, link_from, need_node_extra, option, with_settings
 from node.export.card import add_ledger
-from node.imports import many_imports, slowly
+from node.imports import WAITING, many_imports, slowly
 from protos.accounts import loss_of
 from protos.address import is_web
 from protos.console import configure_logging
@@ -310,7 +310,8 @@ def _fill(fresh: Path, run: str, private: bool) -> tuple[dict[str, Any], list[di
     invite = Invite.parse(run)
     export_log(invite, log)
     facts = audit.write_from_log(log, fresh / audit.FROM_LOG)
-    found, config = asyncio.run(read_facts(invite))
+    with slowly(WAITING):
+        found, config = asyncio.run(read_facts(invite))
     told = fresh / audit.FROM_COORDINATOR
     told.mkdir()
     write_bytes(told / "status.json", (as_line(as_values(found, config, invite.run_id)) + "\n").encode())
