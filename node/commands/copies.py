@@ -44,7 +44,7 @@ from protos.mistakes import LICENCE, NO_LICENCE, expected
 from protos.process import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.run_config import RunConfig
 from protos.start import RUN_DIGITS_SHOWN
-from protos.text import as_line, print_json
+from protos.text import as_line, print_json, things
 
 if TYPE_CHECKING:
     from node.commands.hugging_face import Uploads
@@ -245,7 +245,7 @@ def copy_archive(run: Path, address: str, *, as_json: bool) -> None:
         print_json({"address": address, "files": len(index.files), "bytes": index.total_bytes})
     else:
         verify = f"swarmentum verify {shlex.quote(str(address))}"
-        print(f"{len(index.files)} files, {index.total_bytes} bytes. Anybody verifies it with: {verify}")
+        print(f"{things(len(index.files), 'file')}, {index.total_bytes} bytes. Anybody verifies it with: {verify}")
 
 
 def _with_progress(what: str, work: Callable[[Told], T]) -> T:
