@@ -229,9 +229,8 @@ class Daemon:
             if steady:
                 self._restart_waits.reset()
             delay = 0.0 if steady else self._restart_waits.next()
-            self._log.warning(
-                "the libp2p daemon died; starting it again", restarts=self.restarts, seconds=round(delay, 3)
-            )
+            facts = {"restarts": self.restarts, "seconds": round(delay, 3), "why": await p2p.end()}
+            self._log.warning("the libp2p daemon died; starting it again", **facts)
         with suppress(*FAILURES):
             await p2p.shutdown()  # closes the files of the dead daemon
         if self._changed is None:

@@ -20,7 +20,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.overlay.daemon import FAILURES, Daemon, Tasks
 from node.overlay.reach import Remote
 from protos.address import usable
-from protos.errors import NetworkError
+from protos.errors import NetworkError, in_words
 from protos.identity import peer_id
 
 ADDRESSES_SECONDS_MAX = 5.0
@@ -205,7 +205,7 @@ class OverlayStreams:
         try:
             await self._daemon.ask(p2pd_pb2.Request.STREAM_HANDLER, STREAM_OPEN_SECONDS_MAX, streamHandler=wanted)
         except FAILURES as error:
-            why = str(error) or f"no answer in {STREAM_OPEN_SECONDS_MAX:.0f} s"
+            why = await self._daemon.p2p.end() or (in_words(error) if str(error) else "it stands still")
             raise NetworkError(f"the libp2p daemon takes no streams of {protocol}: {why}") from error
 
     async def open(self, remote: bytes, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

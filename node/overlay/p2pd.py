@@ -8,6 +8,7 @@ system that does not tell the memory of a process is not watched.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,11 +18,14 @@ from typing import Any
 import psutil
 import structlog
 from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from protos.process import guarded
 from protos.text import printable
 
 P2PD_CHARACTERS_MAX = 500
+LAST_WORDS = ("runtime: ", "fatal error: ", "panic: ")
+LAST_WORDS_SECONDS_MAX = 1.0
 END_SECONDS_MAX = 10.0
 
 
@@ -37,13 +41,29 @@ class Process(P2P):  # type: ignore[misc]
         made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
         return [*guarded(*cls.before, *made, *cls.flags)]
 
-    @staticmethod
-    def _log_p2pd_message(line: str) -> None:
+    fault: str = ""
+    """What Go said as it ended; the goroutines that follow say nothing to people."""
+
+    async def end(self) -> str:
+        """Why it ended, in words; empty while it runs."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_SECONDS_MAX):
+                await self._child.wait()
+                await asyncio.wait({self._reader_task})
+        code = self._child.returncode
+        killed = "it was killed, by this peer or by the system, which does so when memory runs out"
+        why = killed if code == -signal.SIGKILL else f"it ended with exit code {code}"
+        return "" if code is None else self.fault or why
+
+    def _log_p2pd_message(self, line: str) -> None:
         """What p2pd prints, for `--verbose`: it calls errors what is none, such as a connection that another side closed.
 
-        A p2pd that does not start is told with its last line.
+        A p2pd that does not start is told with its last line, or with Go's last words.
         """
-        structlog.get_logger("p2pd").debug("p2pd says", line=printable(line, P2PD_CHARACTERS_MAX))
+        said = printable(line, P2PD_CHARACTERS_MAX)
+        if line.startswith(LAST_WORDS) and len(self.fault) < P2PD_CHARACTERS_MAX:
+            self.fault += ("; " if self.fault else "") + said
+        structlog.get_logger("p2pd").debug("p2pd says", line=said)
 
     def listening(self, protocol: str, handler: Any) -> bytes:
         """Hand the streams of a protocol that p2pd passes on to `handler`; the address that p2pd has to know."""
@@ -84,9 +104,11 @@ class Process(P2P):  # type: ignore[misc]
 
         try:
             await Remembered.create(**options)
-        except BaseException:
+        except BaseException as error:
             for process in made:
                 await process.shutdown()
+            if made and made[-1].fault:
+                raise P2PDaemonError(made[-1].fault) from error
             raise
         return made[-1]
 

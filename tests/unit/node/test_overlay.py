@@ -4,6 +4,8 @@ import asyncio
 import gc
 import hashlib
 import os
+import re
+import resource
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +17,7 @@ import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
+from structlog.testing import capture_logs
 
 from node.blobs.blobs import PROTOCOL, BlobServer, WireBytes
 from node.blobs.fetcher import BlobFetcher
@@ -177,9 +180,25 @@ async def test_a_daemon_that_stands_still_is_told_and_killed(tmp_path: Path, mon
         standing = psutil.Process(ada.p2p._child.pid)
         standing.suspend()
         await until("it stands still", lambda: standing.status() == psutil.STATUS_STOPPED)
-        with pytest.raises(NetworkError, match="takes no streams of /nobody/1: no answer in 0 s"):
+        with pytest.raises(NetworkError, match="takes no streams of /nobody/1: it stands still"):
             await ada.serve("/nobody/1", ada._on_life)
     assert not standing.is_running()
+
+
+async def test_a_daemon_that_dies_is_told_with_the_last_words_of_go(tmp_path: Path) -> None:
+    """A container or a batch job may allow so few threads that p2pd ends; a full machine kills it."""
+    with capture_logs() as logs:
+        async with hosts(tmp_path, 1) as [ada]:
+            resource.prlimit(ada.p2p._child.pid, resource.RLIMIT_AS, (1, 1))  # Go gets no thread and no memory any more
+            calls = [asyncio.ensure_future(ada.connected()) for _ in range(200)]
+            await until("the next start", lambda: ada.restarts == 1)
+            await asyncio.gather(*calls)
+            await until("the daemon came back", lambda: ada.p2p._child.returncode is None)
+            ada.p2p._child.kill()
+            await until("a third start", lambda: ada.restarts == 2)
+    first, second = [line["why"] for line in logs if line["event"].startswith("the libp2p daemon died")]
+    assert re.match("runtime: .*(memory|thread)|fatal error: ", first), first
+    assert second.startswith("it was killed, by this peer or by the system")
 
 
 async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(tmp_path: Path) -> None:
