@@ -89,6 +89,7 @@ def later(name: str) -> None:
 
 SILENCE_SECONDS_MAX: Final = 2.0
 """A person waits for so long without a word."""
+WAITING: Final = "waiting for the run's coordinator"
 LIBRARIES: Final = ("transformers", "huggingface_hub")
 
 
@@ -122,7 +123,7 @@ def no_progress_bar() -> Iterator[None]:
 
 @contextmanager
 def slowly(what: str) -> Iterator[None]:
-    """Inside, a library asks somebody on the network: after SILENCE_SECONDS_MAX, `what` is told on stderr, once."""
+    """Inside, this program asks somebody on the network: after SILENCE_SECONDS_MAX, `what` is told on stderr, once."""
     timer = threading.Timer(SILENCE_SECONDS_MAX, print, (f"{what} ...",), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()

@@ -23,7 +23,7 @@ import grpc.aio
 import zstandard
 from cryptography import x509
 
-from protos.errors import NetworkError, Reason, Refusal, RefusedError
+from protos.errors import NetworkError, Reason, Refusal, RefusedError, in_words, no_name
 from protos.http_proxy import HttpProxy, way_to
 
 TLS_NAME = "swarmentum-coordinator"
@@ -106,7 +106,7 @@ def fetch_certificate(
         ):
             certificate = secure.getpeercert(binary_form=True) or b""
     except (OSError, ValueError) as error:
-        why = NO_TLS if getattr(error, "reason", "") in NO_TLS_REASONS else str(error)
+        why = NO_TLS if getattr(error, "reason", "") in NO_TLS_REASONS else in_words(error)
         by = "" if proxy is None else f", and not through the proxy {proxy.at} either"
         raise NetworkError(f"no coordinator answers at {address}{by}: {why}") from error
     if hashlib.sha256(certificate).digest() != sha256:
@@ -159,17 +159,21 @@ _MEANINGS: dict[Any, tuple[type[NetworkError] | type[RefusedError], str]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (BusyError, "the coordinator is busy"),
 }
 _LAST_ERROR = re.compile(r"last error: [A-Z_]+: (?:ipv[46]:)?(.*)", re.DOTALL)
+_NO_NAME = re.compile(r"(?:errors resolving|DNS resolution failed for) (\S+): .*?([^:\]\s][^:\]]*)\]?$", re.DOTALL)
 _NO_ANSWER = NetworkError, "the coordinator does not answer"
 
 
 def error_of(error: Any) -> NetworkError | RefusedError:
     """The error that a failed gRPC call (`grpc.RpcError`) means. RefusedError: to ask again changes nothing."""
     kind, text = _MEANINGS.get(error.code(), _NO_ANSWER)
-    return kind(f"{text}: {_last(error.details() or '')}")
+    return kind(f"{text}: {details_of(error)}")
 
 
-def _last(details: str) -> str:
+def details_of(error: Any) -> str:
     """What gRPC says, without its words around the last failure: the address, and the system's reason."""
+    details = error.details() or ""
+    if unknown := _NO_NAME.match(details):
+        return no_name(*unknown.groups())
     found = _LAST_ERROR.search(details)
     return unquote(found[1]) if found else details
 

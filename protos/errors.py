@@ -11,6 +11,9 @@ SwarmentumError
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from enum import Enum
 
 
@@ -87,3 +90,22 @@ class DataError(OperatorError):
 
 class TokenizerError(DataError):
     """The tokenizer that the run names cannot be loaded."""
+
+
+_NUMBERED = re.compile(r"\[Errno (-?\d+)\] (?:Connect call failed )?")
+
+
+def no_name(host: str, why: str) -> str:
+    """Words for a host's name without an address, which the system's words leave out. `host`: empty if it stands beside."""
+    return f"this machine finds no address of {host or 'that name'} ({why}): check the name, and this network's DNS"
+
+
+def in_words(error: BaseException) -> str:
+    """An error of the network on one line, without the system's numbers; a library's own may hide a failed look-up."""
+    within: BaseException | None = error
+    while within is not None:
+        if isinstance(within, socket.gaierror):
+            return no_name("", within.strerror or str(within))
+        within = within.__cause__ or within.__context__
+    line = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return _NUMBERED.sub(lambda it: "" if it[0].endswith("] ") else f"{os.strerror(int(it[1]))} ", line)

@@ -65,6 +65,11 @@ def count(things: float) -> str:
     return f"{number}{unit}"
 
 
+def things(number: int, name: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """`45 s`, `14 min`, `2 h 12 min`, `3 d 4 h`."""
     if seconds < MINUTE:

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.config import Home, Json, settings
 from coordinator.serving.served_coordinator import Serving
 from coordinator.store.home_files import load_or_create
-from protos.calls import error_of, fetch_certificate, pinned_channel, way_of
+from protos.calls import details_of, error_of, fetch_certificate, pinned_channel, way_of
 from protos.changes import Settings, settings_body
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
@@ -190,7 +190,7 @@ class Operator:
             except grpc.RpcError as error:
                 found = error_of(error)
                 if type(found) is NetworkError:
-                    text = f"the coordinator at {address} does not answer: {error.details()}; is it still running?"
+                    text = f"the coordinator at {address} does not answer: {details_of(error)}; is it still running?"
                     raise NetworkError(text) from error
                 raise found from error
 
@@ -252,7 +252,7 @@ def health(
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS_MAX)
         except grpc.RpcError as error:
-            raise NetworkError(f"the coordinator at {address} does not answer: {error.details()}") from error
+            raise NetworkError(f"the coordinator at {address} does not answer: {details_of(error)}") from error
     acts = answer.status == health_pb2.HealthCheckResponse.SERVING
     print(as_line({"address": address, "acts": acts}) if as_json else f"{address} {'acts' if acts else 'stands by'}")
     raise typer.Exit(0 if acts or live else 1)

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from node.archive import files
+from node.imports import WAITING, slowly
 from node.link.run_reader import RunReader, chain_before, extended
 from protos.accounts import NOBODY, Account, Accounts, Excluded, Owner, account_values, owner_values, owners_of
 from protos.disk import remove_left, writing
@@ -89,7 +90,8 @@ def of(run: str) -> Ledger:
     """The ledger of an archive's folder, of a file of `export-log`, or of the log that an invite's coordinator gives."""
     if is_link(run):
         invite = Invite.parse(run)
-        entries, owners = asyncio.run(read(invite))
+        with slowly(WAITING):
+            entries, owners = asyncio.run(read(invite))
         return ledger(invite.run_id, entries, owners)
     genesis, log = kept(Path(run))
     return ledger(run_id_of(genesis), log)
@@ -206,7 +208,8 @@ async def _export(invite: Invite, path: Path, told: Callable[[int, int], None]) 
     try:
         with writing(path), fresh.open("wb") as file:
             async with RunReader(invite) as run:
-                facts, _ = await run.facts()  # its genesis is the run's: the client checked the hash
+                with slowly(WAITING):
+                    facts, _ = await run.facts()  # its genesis is the run's: the client checked the hash
                 files.append(file, facts.genesis.SerializeToString(deterministic=True))
                 async for signed in run.entries():
                     files.append(file, signed.envelope)

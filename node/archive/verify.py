@@ -25,7 +25,7 @@ from protos.identity import peer_id
 from protos.orders import order_values
 from protos.run_config import RunConfig
 from protos.start import RUN_DIGITS_SHOWN
-from protos.text import as_line
+from protos.text import as_line, things
 
 # Whether an archive begins with the state that the run's genesis implies: the model of its seed. ADR 26.
 #
@@ -186,11 +186,11 @@ def line(step: Replayed) -> str:
         own = "their sum, as the coordinator signed it"
     digest = "in the log" if step.digest_checked else "not in the log"
     for_cause = step.excluded - step.excluded_by_operator
-    excluded = f"  {for_cause} peers excluded, evidence ok" if for_cause else ""
+    excluded = f"  {things(for_cause, 'peer')} excluded, evidence ok" if for_cause else ""
     if step.excluded_by_operator:
-        excluded += f"  {step.excluded_by_operator} peers excluded on the operator's word"
+        excluded += f"  {things(step.excluded_by_operator, 'peer')} excluded on the operator's word"
     if step.readmitted:
-        excluded += f"  {step.readmitted} peers readmitted by the operator"
+        excluded += f"  {things(step.readmitted, 'peer')} readmitted by the operator"
     if step.changed:
         excluded += f"  changed by the operator: {words(step.changed)}"
     return (
@@ -273,8 +273,9 @@ def _exclusions(result: Verification) -> str:
     if not result.exclusions + result.readmissions:
         return ""
     return (
-        f"{result.exclusions} peers excluded, {result.exclusions_proven} of them proven by two payloads that they signed "
-        f"for one step, {result.exclusions_by_operator} on the operator's word alone; {result.readmissions} readmitted.\n"
+        f"{things(result.exclusions, 'peer')} excluded, {result.exclusions_proven} of them proven by two payloads that they "
+        f"signed for one step, {result.exclusions_by_operator} on the operator's word alone; "
+        f"{result.readmissions} readmitted.\n"
     )
 
 

@@ -18,7 +18,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from node.commands.options import InviteLink, Json, Settings, Verbose, link_from, need_node_extra, option, with_settings
 from node.export.card import add_ledger
-from node.imports import many_imports
+from node.imports import WAITING, many_imports, slowly
 from protos.accounts import loss_of
 from protos.address import is_web
 from protos.console import configure_logging
@@ -44,7 +44,7 @@ from protos.mistakes import LICENCE, NO_LICENCE, expected
 from protos.process import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.run_config import RunConfig
 from protos.start import RUN_DIGITS_SHOWN
-from protos.text import as_line, print_json
+from protos.text import as_line, print_json, things
 
 if TYPE_CHECKING:
     from node.commands.hugging_face import Uploads
@@ -245,13 +245,15 @@ def copy_archive(run: Path, address: str, *, as_json: bool) -> None:
         print_json({"address": address, "files": len(index.files), "bytes": index.total_bytes})
     else:
         verify = f"swarmentum verify {shlex.quote(str(address))}"
-        print(f"{len(index.files)} files, {index.total_bytes} bytes. Anybody verifies it with: {verify}")
+        print(f"{things(len(index.files), 'file')}, {index.total_bytes} bytes. Anybody verifies it with: {verify}")
 
 
 def _with_progress(what: str, work: Callable[[Told], T]) -> T:
-    """What `work` returns; a bar on stderr meanwhile."""
+    """What `work` returns; a bar on stderr meanwhile, or a line where stderr is a log."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
+    console = Console(stderr=True, highlight=False)
+    line = nullcontext() if console.is_terminal else slowly(what)
+    with line, Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         return work(lambda done, of: progress.update(task, completed=done, total=of))
 
@@ -308,7 +310,8 @@ def _fill(fresh: Path, run: str, private: bool) -> tuple[dict[str, Any], list[di
     invite = Invite.parse(run)
     export_log(invite, log)
     facts = audit.write_from_log(log, fresh / audit.FROM_LOG)
-    found, config = asyncio.run(read_facts(invite))
+    with slowly(WAITING):
+        found, config = asyncio.run(read_facts(invite))
     told = fresh / audit.FROM_COORDINATOR
     told.mkdir()
     write_bytes(told / "status.json", (as_line(as_values(found, config, invite.run_id)) + "\n").encode())

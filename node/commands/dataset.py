@@ -10,7 +10,7 @@ import typer
 
 from node.commands.options import EXIT_CODES, AllowLeftOut, Json, need_node_extra
 from protos.errors import StoppedError
-from protos.text import print_json
+from protos.text import print_json, things
 from protos.version import Program
 
 app = typer.Typer(cls=Program, help="Prepare training text.", no_args_is_help=True)
@@ -56,7 +56,10 @@ def build(
     from node.data.tokenizer import load_tokenizer
 
     def told(documents: int, tokens: int, shards: int) -> None:
-        print(f"{documents:,} documents, {tokens:,} tokens, {shards:,} shards written", file=sys.stderr)
+        print(
+            f"{things(documents, 'document')}, {things(tokens, 'token')}, {things(shards, 'shard')} written",
+            file=sys.stderr,
+        )
 
     text = Source(source, column, subset, split)
     options: dict[str, Any] = {"shard_tokens": shard_tokens, "seed": seed, "allow_left_out": allow_left_out}
@@ -70,7 +73,8 @@ def build(
         made = {"folder": str(built.folder), "sha256": built.sha256, "documents": built.documents}
         print_json({**made, "tokens": built.tokens, "shards": built.shards, **built.reading.values()})
         return
-    print(f"{built.folder}: {built.tokens:,} tokens of {built.documents:,} documents in {built.shards:,} shards.")
+    size = f"{things(built.tokens, 'token')} of {things(built.documents, 'document')}"
+    print(f"{built.folder}: {size} in {things(built.shards, 'shard')}.")
     print("Put the folder on a web server, and write this into run.toml:")
     print("[data]")
     print('source = "https://YOUR.SERVER/FOLDER"')

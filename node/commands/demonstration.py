@@ -34,7 +34,7 @@ from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumE
 from protos.invite import Invite
 from protos.process import asked_to_stop, usable_cores
 from protos.run_config import RunConfig
-from protos.text import amount, print_json
+from protos.text import amount, print_json, things
 from protos.toml_file import describe
 
 POLL_SECONDS = 0.5
@@ -206,7 +206,7 @@ def _line(values: dict[str, Any]) -> str:
     here = sum(peer["phase"] == "ready" and not peer["anchor"] for peer in values["peers"])
     why = "" if values["phase"] == "open" else f" ({values['reason']})"
     moved = amount(values["payload_bytes"])
-    return f"step {values['step']:>3} of {values['steps']}{loss}, {here} peers ready, {moved} of votes{why}"
+    return f"step {values['step']:>3} of {values['steps']}{loss}, {things(here, 'peer')} ready, {moved} of votes{why}"
 
 
 def _view(values: dict[str, Any]) -> Table:

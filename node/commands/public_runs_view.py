@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from node.commands.options import Json, need_node_extra
+from node.imports import slowly
 from protos.address import is_web, web_problem
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.run_facts import AHEAD_SECONDS, LIST_BYTES_MAX, open_runs
@@ -87,10 +88,11 @@ def _fetched(url: str) -> bytes:
 
     until, found = time.monotonic() + LIST_SECONDS_MAX, bytearray()
     try:
-        for block in WebReader(check=check).blocks(url, 0, LIST_BYTES_MAX):
-            found += block
-            if time.monotonic() > until:
-                raise OSError(f"it took more than {LIST_SECONDS_MAX:.0f} s")
+        with slowly(f"waiting for {url}"):
+            for block in WebReader(check=check).blocks(url, 0, LIST_BYTES_MAX):
+                found += block
+                if time.monotonic() > until:
+                    raise OSError(f"it took more than {LIST_SECONDS_MAX:.0f} s")
     except (httpx2.HTTPError, OSError) as error:
         raise NetworkError(f"the list of runs at {url} cannot be had: {one_line(error)}") from error
     return bytes(found)

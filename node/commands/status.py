@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.commands.options import link_from
+from node.imports import WAITING, slowly
 from node.link.run_reader import RunReader, read_facts
 from protos.accounts import NOBODY, groups, owners_of
 from protos.changes import changed_values
@@ -201,7 +202,8 @@ def _line(values: dict[str, Any]) -> str:
 def status(link: str) -> dict[str, Any]:
     """One look at a run."""
     invite = Invite.parse(link)
-    return as_values(*asyncio.run(read_facts(invite)), invite.run_id)
+    with slowly(WAITING):
+        return as_values(*asyncio.run(read_facts(invite)), invite.run_id)
 
 
 def web(links: Sequence[str], listen: str, hosts: Sequence[str], *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protos.text import MINUTE, amount, count, duration, printable
+from protos.text import MINUTE, amount, count, duration, printable, things
 
 WHY_CHARACTERS_MAX = 120
 NAME_CHARACTERS_MAX = 40
@@ -187,11 +187,6 @@ def cut(text: str, characters_max: int) -> str:
         return clean
     head = clean[: characters_max - 1]
     return (head.rpartition(" ")[0] or head) + "…"
-
-
-def things(number: int, name: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def percent(part: float) -> str:

@@ -23,7 +23,7 @@ from node.data.shard_cache import PART, matches
 from node.data.shards import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
 from protos.address import SCHEMES
 from protos.clocks import Waits
-from protos.errors import DataError, NetworkError
+from protos.errors import DataError, NetworkError, in_words
 from protos.version import software_version
 
 RATE_SECONDS: Final = 30.0
@@ -270,7 +270,7 @@ def _private_place(url: httpx2.URL, *, known: bool) -> str:
         places = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         if known:
-            raise OSError(f"{url.host}: {error}") from error
+            raise OSError(f"{url.host}: {in_words(error)}") from error
         return ""
     return next((str(place[0]) for *_, place in places if not is_public(str(place[0]))), "")
 
@@ -323,4 +323,4 @@ def one_line(error: Exception) -> str:
     """One line."""
     if isinstance(error, httpx2.HTTPStatusError):
         return f"the server answers {error.response.status_code} {error.response.reason_phrase}"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return in_words(error)

@@ -199,12 +199,12 @@ def _is_row(line: bytes, column: str, *, alone: bool) -> bool:
 
 
 MARKUP_NOTE: Final = (
-    "{} files of JSON have no rows that are read, so their brackets and names are part of the text: one row a line, in a file "
+    "files of JSON without rows that are read: {}; their brackets and names are part of the text: one row a line, in a file "
     "named .jsonl, is read as its text alone"
 )
 TAGGED: Final = (b"<?xml", b"<!doctype", b"<html", b"<svg", b"<mediawiki", b"{\\rtf", b"%pdf-", b"%!ps")
 TAGS_NOTE: Final = (
-    "{} files are HTML, XML, RTF, PDF or PostScript, and their tags are part of the text: convert them to text first"
+    "files of HTML, XML, RTF, PDF or PostScript: {}; their tags are part of the text: convert them to text first"
 )
 
 

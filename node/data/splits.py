@@ -26,6 +26,7 @@ SPLITS: Final = {
     "trainset": "train", "validset": "validation", "valset": "validation", "devset": "validation", "testset": "test",
     "traindata": "train", "valdata": "validation", "devdata": "validation", "testdata": "test", "evaldata": "test",
     "newsdev": "validation", "newstest": "test", "devtest": "test", "tst": "test",
+    "testa": "validation", "testb": "test",  # CoNLL
 }  # fmt: skip
 PLAIN_SUFFIXES: Final = ("", ".txt", ".text", ".raw", ".tokens")
 """Text files whose name may say a split."""
@@ -122,12 +123,12 @@ def _places(name: PurePath) -> Iterator[tuple[str, list[str], bool]]:
     """A split, and what is equal of a file and its twins in others: its name, or its ending and the folder of the split.
 
     A file whose name begins or ends with the split may stand beside another split's folder, or a file named by it alone. So not
-    each of them is firm: two books, Night Train and Acid Test, are no twins."""
+    each of them is firm: two books, Night Train and Acid Test, are no twins. A title, which has spaces, is none of a folder."""
     stem, *folders = _parts(name)
     ending, words = PurePath(stem).suffix, _words(PurePath(stem).stem)
     if mark := _first(_words(stem)):
         yield mark, [stem, *folders], True
-        if words[0] in SPLITS or words[-1] in SPLITS:
+        if " " not in stem and (words[0] in SPLITS or words[-1] in SPLITS):
             yield mark, [ending, *folders, ""], SPLITS.keys() >= set(words) - {""}
     while folders and not _first(_words(folders[-1])):
         folders.pop()
@@ -145,7 +146,7 @@ def named_otherwise(names: Sequence[PurePath], split: str) -> tuple[str, int]:
     marks = {SPLITS.get(split, split), ""}
     named = [name for name in names if split != ALL and split_of(name, True) not in marks]
     example = printable(named[0].as_posix().replace("{", "{{").replace("}", "}}")) if named else ""
-    told = f"{{}} files are read though their names say another split, such as {example}; move test sets away"
+    told = f"files that are read though their names say another split, such as {example}: {{}}; move test sets away"
     return told, len(named)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protos.errors import DataError
-from protos.text import amount, printable
+from protos.text import amount, printable, things
 
 SHARE_MAX: Final = 0.01
 EXAMPLES_KEPT: Final = 3
@@ -29,24 +29,24 @@ class LeftOutReason(Enum):
     PACKED = ("packed in a way that is not read (.gz and .zst are)", True)
     TOO_LARGE = ("too large", True)
     UNREADABLE = ("unreadable", True)
-    DANGLING = ("links to nothing", True)
-    OUTSIDE = ("links out of the folder", True)
-    POINTER = ("pointers of Git LFS or git-annex, without the data", True)
-    PARTIAL = ("unfinished downloads", True)
-    BROKEN_ROW = ("broken rows", True)
+    DANGLING = ("link{s} to nothing", True)
+    OUTSIDE = ("link{s} out of the folder", True)
+    POINTER = ("pointer{s} of Git LFS or git-annex, without the data", True)
+    PARTIAL = ("unfinished download{s}", True)
+    BROKEN_ROW = ("broken row{s}", True)
     NO_COLUMN = ("without the column of text", True)
-    NOT_TEXT = ("rows whose column has no text", True)
-    UNKNOWN_TOKEN = ("parts that the tokenizer turned into its unknown token", True)
-    DROPPED = ("characters that the tokenizer dropped", True)
+    NOT_TEXT = ("row{s} whose column has no text", True)
+    UNKNOWN_TOKEN = ("part{s} that the tokenizer turned into its unknown token", True)
+    DROPPED = ("character{s} that the tokenizer dropped", True)
     EMPTY = ("empty", False)
     HIDDEN = ("hidden", False)
-    RUBBISH = ("files of the system, editors and backups", False)
-    SPECIAL = ("pipes, sockets and devices", False)
-    LINK = ("links to text that is read anyway", False)
+    RUBBISH = ("file{s} of the system, editors and backups", False)
+    SPECIAL = ("pipe{s}, socket{s} or device{s}", False)
+    LINK = ("link{s} to text that is read anyway", False)
     ABOUT = ("about the data set (README, licence, lists)", False)
     SPLIT = ("of another split", False)
     REVISION = ("of another revision in the hub's cache", False)
-    OWN = ("token shards", False)
+    OWN = ("token shard{s}", False)
 
     def __init__(self, words: str, lost: bool) -> None:
         self.words, self.lost = words, lost
@@ -88,7 +88,8 @@ class Left:
         size = f" ({amount(self.size)})" if self.size else ""
         shown = f": {'; '.join(self.examples)}" if self.examples else ""
         more = ", ..." if len(self.examples) < self.count and self.examples else ""
-        return f"{self.count:,} {self.reason.words}{size}{shown}{more}"
+        words = self.reason.words.format(s="" if self.count == 1 else "s")
+        return f"{self.count:,} {words}{size}{shown}{more}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Reading:
     def read(self) -> str:
         """One line for people."""
         part = "" if self.whole else "the first part of the text: "
-        return f"{part}{self.documents:,} documents of {self.files:,} files, {amount(self.size)}"
+        return f"{part}{things(self.documents, 'document')} of {things(self.files, 'file')}, {amount(self.size)}"
 
     def lines(self) -> list[str]:
         """What was left out and what is to be known, a line each, for people."""

@@ -266,13 +266,13 @@ def _byte_signs() -> list[str]:
 
 
 CONTROL_NOTE: Final = (
-    "{} strings in the text look like control tokens of the tokenizer; they were encoded as ordinary text"
+    "strings in the text that look like control tokens of the tokenizer: {}; they were encoded as ordinary text"
 )
-CHANGED_NOTE: Final = "{} characters were changed by the tokenizer's normaliser (lower case, accents)"
+CHANGED_NOTE: Final = "characters that the tokenizer's normaliser changed (lower case, accents): {}"
 ROUND_NOTE: Final = "the tokenizer does not give all text back: {} becomes {}"
 ROUND_CHARACTERS: Final = 1 << 16
 """Of the first text, which is decoded to compare it."""
-SPACE_NOTE: Final = "{} line breaks and tabs were dropped by the tokenizer"
+SPACE_NOTE: Final = "line breaks and tabs that the tokenizer dropped: {}"
 
 
 def type_for(vocabulary: int) -> np.dtype[Any]:

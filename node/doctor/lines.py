@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from node.control.words import things
 from node.doctor.doctor_facts import Devices, Fault, Here, OwnText
 from node.donor.owner_settings import LiveSettings, State
 from protos.clocks import SET_IT
-from protos.text import amount
+from protos.text import amount, things
 
 DISK_BYTES_MIN = 2 * 10**9
 """Room for a small run: its snapshots, and other peers' votes since the last one."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from node.control.words import things
 from node.doctor.doctor_facts import Fault, Found, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Severity, texts, unknown, wrong_clock
 from protos.address import Scope, scope_of, usable
-from protos.text import amount, span
+from protos.text import amount, span, things
 
 # What a peer will contribute to a run, and what it costs its line: an estimate from the run's facts. Pure.
 
@@ -131,9 +130,8 @@ def asks(asked: str | Fault) -> Line:
 def admission(admitted: str | InLine | Fault) -> Line:
     """Whether the coordinator lets this peer in."""
     if isinstance(admitted, InLine):
-        text = (
-            f"the run is full, and {admitted.waiting} peers wait in line; `join` waits in line, too, and says its place"
-        )
+        before = things(admitted.waiting, "peer")
+        text = f"the run is full, and {before} in line before this one; `join` waits in line, too, and says its place"
         return Line(
             "admission",
             Severity.WARNING,

@@ -30,7 +30,7 @@ from node.training.sync import manifest_bytes
 from protos import clocks
 from protos.calls import way_of
 from protos.changes import in_force
-from protos.errors import NetworkError, OperatorError, SwarmentumError
+from protos.errors import NetworkError, OperatorError, SwarmentumError, in_words
 from protos.http_proxy import HttpProxy
 from protos.identity import Identity, peer_id, public_key_of
 from protos.invite import Invite
@@ -105,7 +105,9 @@ async def _round_trip(addresses: Sequence[str]) -> tuple[str, float | Fault]:
                 await _shake_hands(host.strip("[]"), int(port), proxy)
                 took.append(time.monotonic() - began)
         except (OSError, ValueError) as error:
-            fault = Fault(f"no coordinator answers at {address}{by}: {str(error) or 'no answer in time'}")
+            fault = Fault(
+                f"no coordinator answers at {address}{by}: {in_words(error) if str(error) else 'no answer in time'}"
+            )
             continue
         return address + by, 1000 * min(took)
     return ", ".join(addresses), fault

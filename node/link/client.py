@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node.link.coordinators import Coordinators, CoordinatorWays, Telling
 from protos import limits as contract
-from protos.calls import BusyError, error_of, pinned_aio_channel, unpack
+from protos.calls import BusyError, details_of, error_of, pinned_aio_channel, unpack
 from protos.clocks import Waits
 from protos.envelope import Kind, parse, seal, unsigned
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
@@ -162,7 +162,7 @@ class CoordinatorClient:
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PROBE_SECONDS_MAX)
         except grpc.RpcError as error:
-            raise NetworkError(f"no coordinator answers at {address}: {error.details()}") from error
+            raise NetworkError(f"no coordinator answers at {address}: {details_of(error)}") from error
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise NetworkError(f"the coordinator at {address} stands by")
         return address, channel

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -19,20 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-import structlog
-from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
 
+from node.overlay.p2pd import Process, bounded, environment, memory_bytes_max
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings, check_port_free, free_port, hosts_of, socket_folder
 from node.overlay.tunnels import Tunnels
 from protos.address import usable
 from protos.clocks import RETRY_SECONDS_MIN, Waits
 from protos.errors import NetworkError, SwarmentumError
-from protos.process import guarded
-from protos.text import printable
 
 
 class Tasks:
@@ -66,57 +61,10 @@ CHANGE_SECONDS_MAX = 60.0
 # A daemon that ends sooner is started again later and later: up to RESTART_SECONDS_MAX.
 STEADY_SECONDS = 60.0
 RESTART_SECONDS_MAX = 30.0
-P2PD_CHARACTERS_MAX = 500
 FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
 """Exceptions of a call to p2pd that has failed, or that did not end in time."""
 
 Ready = Callable[[], Awaitable[None]]
-
-
-class _Process(P2P):  # type: ignore[misc]
-    """p2pd with GossipSub, without a search for relays in strangers' tables; it never outlives this process."""
-
-    _UNIX_SOCKET_PREFIX: str
-    flags: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
-
-    @classmethod
-    def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
-        made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
-        return [*guarded(*cls.before, *made, *cls.flags)]
-
-    @staticmethod
-    def _log_p2pd_message(line: str) -> None:
-        """What p2pd prints, for `--verbose`: it calls errors what is none, such as a connection that another side closed.
-
-        A p2pd that does not start is told with its last line.
-        """
-        structlog.get_logger("p2pd").debug("p2pd says", line=printable(line, P2PD_CHARACTERS_MAX))
-
-    def _terminate(self) -> None:
-        with suppress(OSError):  # its last work: the sockets, whose disk may have become read-only
-            super()._terminate()
-
-    @classmethod
-    async def started(cls, *more: str, folder: Path, prefix: Sequence[str] = (), **options: Any) -> P2P:
-        """As `create`, with `more` of p2pd's flags, its sockets in `folder`, and `prefix` before its command; a cancelled start
-        leaves no p2pd running: hivemind forgets its child."""
-        made: list[P2P] = []
-
-        class Remembered(cls):  # type: ignore[misc, valid-type]
-            _UNIX_SOCKET_PREFIX = f"/unix{folder}/"
-            flags, before = more, tuple(prefix)
-
-            def __init__(self) -> None:
-                super().__init__()
-                made.append(self)
-
-        try:
-            return await Remembered.create(**options)
-        except BaseException:
-            for process in made:
-                await process.shutdown()
-            raise
 
 
 class Daemon:
@@ -125,7 +73,7 @@ class Daemon:
     def __init__(self, peer_id: str, identity_path: Path, settings: OverlaySettings, tasks: Tasks, log: Any) -> None:
         self._peer_id, self._path, self._settings = peer_id, identity_path, settings
         self._tasks, self._log = tasks, log
-        self._p2p: Any = None
+        self._p2p: Process | None = None
         self._folder: Path | None = None
         self._seen: set[str] = set()
         self._closing = False
@@ -145,7 +93,7 @@ class Daemon:
         return self._settings
 
     @property
-    def p2p(self) -> P2P:
+    def p2p(self) -> Process:
         """The live daemon's handle."""
         assert self._p2p is not None, "the host is not started"
         return self._p2p
@@ -218,17 +166,21 @@ class Daemon:
             # Every bootstrap peer is dead: start alone. Peers that come later find this one through the coordinator.
             self._log.warning("no bootstrap peer answers; starting without one", bootstrap=initial)
             self._p2p = await self._process(options)
-        await ready()
+        try:
+            await ready()
+        except BaseException:
+            await self._p2p.shutdown()  # a next start needs its port
+            raise
         self._tasks.spawn(self._watch(self._p2p, initial, ready, restarted))
 
-    async def _process(self, options: dict[str, Any], initial: Sequence[str] = (), tries: int = 1) -> P2P:
+    async def _process(self, options: dict[str, Any], initial: Sequence[str] = (), tries: int = 1) -> Process:
         """A running p2pd that is connected to one of `initial`. Raises NetworkError after so many tries."""
         waits = Waits()
         for left in reversed(range(tries)):
             try:
                 flags = self._relaying()
                 prefix = environment(memory_bytes_max())
-                return await _Process.started(
+                return await Process.started(
                     *flags, folder=self._sockets(), prefix=prefix, initial_peers=list(initial) or None, **options
                 )
             except P2PDaemonError as error:
@@ -262,7 +214,7 @@ class Daemon:
         self.figures_port = free_port("127.0.0.1") if self._settings.relay_for_others else None
         return ("-relayService=0",) if self.figures_port is None else (f"-metricsAddr=127.0.0.1:{self.figures_port}",)
 
-    async def _watch(self, p2p: Any, initial: list[str], ready: Ready, restarted: Ready) -> None:
+    async def _watch(self, p2p: Process, initial: list[str], ready: Ready, restarted: Ready) -> None:
         """Wait for the end of this p2pd, and start the next, for ever; hivemind's own handle stays "alive"."""
         began = time.monotonic()
         self._seen = set()
@@ -277,9 +229,8 @@ class Daemon:
             if steady:
                 self._restart_waits.reset()
             delay = 0.0 if steady else self._restart_waits.next()
-            self._log.warning(
-                "the libp2p daemon died; starting it again", restarts=self.restarts, seconds=round(delay, 3)
-            )
+            facts = {"restarts": self.restarts, "seconds": round(delay, 3), "why": await p2p.end()}
+            self._log.warning("the libp2p daemon died; starting it again", **facts)
         with suppress(*FAILURES):
             await p2p.shutdown()  # closes the files of the dead daemon
         if self._changed is None:
@@ -335,62 +286,3 @@ class Daemon:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         await self.tunnels.close()
-
-
-# The memory of p2pd, watched from outside: one that takes more than it may is ended, and `daemon` starts the next. ADR 50.
-#
-# The release of p2pd is old, and a remote peer can make it take memory without end (docs/security.md). Refuses to guess: a
-# system that does not tell the memory of a process is not watched.
-
-LOOK_SECONDS = 0.5
-USUAL_BYTES = 2 * 10**9
-GO_PART = 0.8
-"""Go's collector works harder from this part of the limit on (GOMEMLIMIT): p2pd comes to the limit only with memory in use."""
-MIB = 1 << 20
-
-
-def taken(pid: int) -> int | None:
-    """Bytes in memory of a process (and of its children, where the guard stays: see `guard`); None: not known."""
-    try:
-        return sum(int(one.memory_info().rss) for one in _family(pid))
-    except psutil.Error:
-        return None
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    """The process last, so that its children end before it. Raises psutil.Error."""
-    process = psutil.Process(pid)
-    return [process] if sys.platform == "linux" else [*process.children(recursive=True), process]
-
-
-def memory_bytes_max() -> int:
-    """What p2pd may take here. A circuit can take 32 MB, so a large machine gives a relay more."""
-    total = int(psutil.virtual_memory().total)
-    return max(min(USUAL_BYTES, total // 2), total // 8)
-
-
-def environment(bytes_max: int) -> list[str]:
-    """The command before p2pd's own that tells Go the limit."""
-    return ["env", f"GOMEMLIMIT={int(bytes_max * GO_PART) // MIB}MiB"]
-
-
-async def bounded(child: Any, log: Any, cut_off: Callable[[], bool] = lambda: False) -> None:
-    """Wait for the end of a process; end it if it takes more memory than `memory_bytes_max`, or if nobody can speak with it."""
-    ended = asyncio.ensure_future(child.wait())
-    try:
-        while not (await asyncio.wait({ended}, timeout=LOOK_SECONDS))[0]:
-            most, size = memory_bytes_max(), taken(child.pid)
-            large = size if size is not None and size > most else None
-            if large is not None:
-                log.warning(
-                    "the libp2p daemon takes too much memory; ending it", mb=large // 10**6, mb_max=most // 10**6
-                )
-            if large is not None or cut_off():
-                for process in _family(child.pid):
-                    process.kill()  # it may be too busy to end by itself
-                await ended
-                return
-    except psutil.NoSuchProcess:
-        await ended
-    finally:
-        ended.cancel()

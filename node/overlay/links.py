@@ -20,7 +20,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.overlay.daemon import FAILURES, Daemon, Tasks
 from node.overlay.reach import Remote
 from protos.address import usable
-from protos.errors import NetworkError
+from protos.errors import NetworkError, in_words
 from protos.identity import peer_id
 
 ADDRESSES_SECONDS_MAX = 5.0
@@ -177,7 +177,7 @@ class OverlayStreams:
         self._handlers[protocol] = handler
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        """Answer streams of a protocol from now on."""
+        """Answer streams of a protocol from now on. NetworkError if p2pd does not take it."""
         self.answer(protocol, handler)
         await self._register(protocol)
 
@@ -199,7 +199,14 @@ class OverlayStreams:
             finally:
                 writer.close()
 
-        await self._daemon.p2p.add_binary_stream_handler(protocol, handle)
+        wanted = p2pd_pb2.StreamHandlerRequest(
+            addr=self._daemon.p2p.listening(protocol, handle), proto=[protocol], balanced=False
+        )
+        try:
+            await self._daemon.ask(p2pd_pb2.Request.STREAM_HANDLER, STREAM_OPEN_SECONDS_MAX, streamHandler=wanted)
+        except FAILURES as error:
+            why = await self._daemon.p2p.end() or (in_words(error) if str(error) else "it stands still")
+            raise NetworkError(f"the libp2p daemon takes no streams of {protocol}: {why}") from error
 
     async def open(self, remote: bytes, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to the peer with this public key; NetworkError if the peer cannot be reached."""

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from protos.address import Address, usable
+from protos.errors import in_words
 from protos.http_proxy import DIRECT_SECONDS_MAX, HttpProxy, proxy_for
 
 HERE = "127.0.0.1"
@@ -136,7 +137,7 @@ class Tunnels:
                 await asyncio.gather(*ways, return_exceptions=True)
         except OSError as error:
             self._log.info(
-                "the HTTP proxy does not connect", proxy=proxy.at, to=f"{there[0]}:{there[1]}", why=str(error)
+                "the HTTP proxy does not connect", proxy=proxy.at, to=f"{there[0]}:{there[1]}", why=in_words(error)
             )
         finally:
             del self._open[near[1]]

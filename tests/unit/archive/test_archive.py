@@ -314,9 +314,9 @@ def test_what_the_operator_decided_needs_no_evidence_and_is_called_that(
     found = verify(life.folder, None, None, lambda step, _: lines.append(line_of(step)))
     assert found.ok, found.reason
     assert (found.exclusions, found.exclusions_proven, found.exclusions_by_operator, found.readmissions) == (1, 0, 1, 1)
-    assert "1 peers excluded on the operator's word" in lines[1]
+    assert "1 peer excluded on the operator's word" in lines[1]
     assert "evidence" not in lines[1]
-    assert "1 peers readmitted" in lines[3]
+    assert "1 peer readmitted" in lines[3]
     assert "1 on the operator's word alone; 1 readmitted" in text(found)
     told = ledger.of(str(life.folder))
     [excluded] = told.exclusions

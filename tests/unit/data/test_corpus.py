@@ -67,7 +67,7 @@ def test_folder_is_read_in_order_without_what_is_no_text(tmp_path: Path) -> None
         (root / name).write_bytes(data)
     (root / "link.txt").symlink_to("/etc/passwd")
     with pytest.raises(
-        DataError, match=r"1 not UTF-8 .*latin\.txt.*\n  1 binary .*picture\.png.*\n  1 links out of the folder"
+        DataError, match=r"1 not UTF-8 .*latin\.txt.*\n  1 binary .*picture\.png.*\n  1 link out of the folder"
     ):
         corpus_text(root, tmp_path)
     corpus = open_corpus(root, tmp_path / "cache", allow_left_out=True)
@@ -101,7 +101,7 @@ def test_a_packed_file_is_unpacked_whatever_its_name_says(
         (b"a\0b", "is binary"),
         (b"ab\xff", "byte 0xff at offset 2"),
         (b"abc\xc3", "byte 0xc3 at offset 3"),
-        (POINTER, "pointers of Git LFS"),
+        (POINTER, "pointer of Git LFS"),
     ],
 )
 def test_named_files_that_are_no_text(data: bytes, words: str, tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_json_that_is_read_as_plain_text_is_told(name: str, tmp_path: Path) -> N
     for place in (file, tmp_path):  # read as it is, and by the walker
         reading = open_corpus(place, tmp_path / "cache").reading
         assert reading is not None
-        assert [note[:24] for note in reading.notes] == ["1 files of JSON have no "], place
+        assert [note[:44] for note in reading.notes] == ["files of JSON without rows that are read: 1;"], place
     plain = open_corpus(tmp_path / "tale.txt", tmp_path / "cache").reading
     assert plain is not None
     assert not plain.notes
@@ -467,8 +467,8 @@ def test_json_that_is_read_as_plain_text_is_told(name: str, tmp_path: Path) -> N
     for page, words in pages.items():
         (tmp_path / "pages" / page).write_text(words)
     told = open_corpus(tmp_path / "pages", tmp_path / "cache").reading
-    assert [note[:21] for note in told.notes] == ["3 files are HTML, XML"]
-    assert open_corpus(tmp_path / "pages" / "b.xml", tmp_path / "cache").reading.notes[0].startswith("1 files are HTML")
+    assert [note[:49] for note in told.notes] == ["files of HTML, XML, RTF, PDF or PostScript: 3; th"]
+    assert open_corpus(tmp_path / "pages" / "b.xml", tmp_path / "cache").reading.notes[0].startswith("files of HTML,")
 
 
 def test_wide_tokens_of_a_large_vocabulary_are_refused_too(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_text_never_becomes_control_tokens(make: Any, names: dict[str, str], tmp
     tokens = np.fromfile(tmp_path / "out" / "000000.bin", dtype=dtype)
     assert np.isin(tokens, list(control)).sum() == (1 if found.end is not None else 0), "only the end of the text"
     count = 3 if make is not byte_level and make is not with_bos else 2
-    note = f"{count} strings in the text look like control tokens of the tokenizer; they were encoded as ordinary text"
+    note = f"strings in the text that look like control tokens of the tokenizer: {count}; they were encoded as ordinary text"
     assert note in built.reading.notes
     corpus = open_corpus(tmp_path / "a.txt", tmp_path / "cache", tokenizer=source, allow_left_out=True)
     assert not np.isin(corpus.tokens[:], list(control)).any()
@@ -148,7 +148,7 @@ def test_what_a_tokenizer_drops_or_changes_is_counted(tmp_path: Path) -> None:
         reading = opened(losing(), text, tmp_path, allowed=True).reading
         assert reading.counts() == {"dropped": 15}, time
         assert reading.share == pytest.approx(20 / len(text.encode()))
-        assert "5 characters were changed by the tokenizer's normaliser (lower case, accents)" in reading.notes
+        assert "characters that the tokenizer's normaliser changed (lower case, accents): 5" in reading.notes
         with pytest.raises(LeftOutError, match=r"15 characters that the tokenizer dropped.*U\+00E9|U\+007A"):
             opened(losing(), text, tmp_path, allowed=False)
     fine = opened(losing(), "abc " * 500 + "z", tmp_path, allowed=False).reading
@@ -159,7 +159,7 @@ def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
     for _ in range(2):
         reading = opened(word_level(), "before after words\nand here\n", tmp_path, allowed=True).reading
         assert reading.counts() == {"unknown_token": 2}
-        assert any("line breaks and tabs were dropped" in note for note in reading.notes)
+        assert any("line breaks and tabs that the tokenizer dropped" in note for note in reading.notes)
     with pytest.raises(LeftOutError, match="2 parts that the tokenizer turned into its unknown token"):
         opened(word_level(), "before after words\nand here\n", tmp_path, allowed=False)
 

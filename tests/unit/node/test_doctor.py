@@ -236,7 +236,7 @@ def test_a_full_run_is_no_problem_because_join_waits_in_line() -> None:
     found = run_lines.of_run(replace(FOUND, admitted=InLine(3)))
     [line] = [line for line in found if line.name == "admission"]
     assert line.verdict is Severity.WARNING
-    assert "3 peers wait in line; `join` waits in line, too" in line.text
+    assert "3 peers in line before this one; `join` waits in line, too" in line.text
     assert lines.worst(found) is Severity.WARNING
 
 
@@ -384,7 +384,7 @@ def test_training_text_says_what_is_left_out(tmp_path: Path) -> None:
     good = machine_probes.of_person(PeerSettings(data=str(tmp_path)))
     [line] = lines.texts(good)
     assert (line.verdict, line.todo) == (Severity.OK, "")
-    assert line.text.endswith("1 documents of 1 files, 9 B")
+    assert line.text.endswith("1 document of 1 file, 9 B")
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
     [line] = lines.texts(machine_probes.of_person(PeerSettings(data=str(tmp_path))))
     assert line.verdict is Severity.PROBLEM

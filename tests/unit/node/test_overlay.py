@@ -4,6 +4,8 @@ import asyncio
 import gc
 import hashlib
 import os
+import re
+import resource
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,10 +17,11 @@ import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
+from structlog.testing import capture_logs
 
 from node.blobs.blobs import PROTOCOL, BlobServer, WireBytes
 from node.blobs.fetcher import BlobFetcher
-from node.overlay import pubsub
+from node.overlay import links, p2pd, pubsub
 from node.overlay.dht import Discovery, _OwnRecordsOnly, open_record, run_key
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings, check_port_free
@@ -153,6 +156,7 @@ async def test_a_call_that_is_cancelled_closes_its_connection_to_the_daemon(tmp_
         try:
             where = [f"/ip4/127.0.0.1/tcp/9/p2p/{ada.peer_id}"]
             calls = [ada.addresses(), ada.connected(), ada.places(), ada.connect(where), ada.punch(ada.peer_id, where)]
+            calls.append(ada.serve("/nobody/1", ada._on_life))
             waiting = [asyncio.ensure_future(call) for call in calls]
             await asyncio.sleep(0.3)
             assert [task for task in waiting if task.done()] == []
@@ -166,6 +170,35 @@ async def test_a_call_that_is_cancelled_closes_its_connection_to_the_daemon(tmp_
             warnings.simplefilter("always")
             gc.collect()
         assert not found
+
+
+async def test_a_daemon_that_stands_still_is_told_and_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hivemind waited for ever, for its answer and for its end."""
+    monkeypatch.setattr(links, "STREAM_OPEN_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(p2pd, "END_SECONDS_MAX", 0.2)
+    async with asyncio.timeout(240), hosts(tmp_path, 1) as [ada]:
+        standing = psutil.Process(ada.p2p._child.pid)
+        standing.suspend()
+        await until("it stands still", lambda: standing.status() == psutil.STATUS_STOPPED)
+        with pytest.raises(NetworkError, match="takes no streams of /nobody/1: it stands still"):
+            await ada.serve("/nobody/1", ada._on_life)
+    assert not standing.is_running()
+
+
+async def test_a_daemon_that_dies_is_told_with_the_last_words_of_go(tmp_path: Path) -> None:
+    """A container or a batch job may allow so few threads that p2pd ends; a full machine kills it."""
+    with capture_logs() as logs:
+        async with hosts(tmp_path, 1) as [ada]:
+            resource.prlimit(ada.p2p._child.pid, resource.RLIMIT_AS, (1, 1))  # Go gets no thread and no memory any more
+            calls = [asyncio.ensure_future(ada.connected()) for _ in range(200)]
+            await until("the next start", lambda: ada.restarts == 1)
+            await asyncio.gather(*calls)
+            await until("the daemon came back", lambda: ada.p2p._child.returncode is None)
+            ada.p2p._child.kill()
+            await until("a third start", lambda: ada.restarts == 2)
+    first, second = [line["why"] for line in logs if line["event"].startswith("the libp2p daemon died")]
+    assert re.match("runtime: .*(memory|thread)|fatal error: ", first), first
+    assert second.startswith("it was killed, by this peer or by the system")
 
 
 async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(tmp_path: Path) -> None:

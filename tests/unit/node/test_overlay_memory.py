@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from node.overlay import daemon
+from node.overlay import daemon, p2pd
 from node.overlay.settings import OverlaySettings
 from tests.unit.node.test_overlay import hosts, until
 
 
 def test_go_is_told_a_part_of_the_limit() -> None:
-    assert daemon.environment(2 * 10**9) == ["env", "GOMEMLIMIT=1525MiB"]
+    assert p2pd.environment(2 * 10**9) == ["env", "GOMEMLIMIT=1525MiB"]
 
 
 def test_a_public_machine_may_listen_on_tcp_alone() -> None:
@@ -24,15 +24,15 @@ def test_a_public_machine_may_listen_on_tcp_alone() -> None:
 async def test_a_real_daemon_passes_its_limit_and_comes_back_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(p2pd, "LOOK_SECONDS", 0.05)
     with capture_logs() as logs:
         async with hosts(tmp_path, 2) as (ada, bob):
-            size = daemon.taken(ada.p2p._child.pid)
+            size = p2pd.taken(ada.p2p._child.pid)
             assert size is not None
             assert 10**7 < size < 10**9
-            real, one = daemon.memory_bytes_max(), daemon.taken
+            real, one = p2pd.memory_bytes_max(), p2pd.taken
             more = [real]
-            monkeypatch.setattr(daemon, "taken", lambda pid: (one(pid) or 0) + sum(more) * (pid == ada.p2p._child.pid))
+            monkeypatch.setattr(p2pd, "taken", lambda pid: (one(pid) or 0) + sum(more) * (pid == ada.p2p._child.pid))
             await until("three starts", lambda: ada.restarts >= 3)
             more.clear()
             await until("a daemon", lambda: ada.p2p._child.returncode is None)

@@ -1,5 +1,8 @@
 """Both sides of a call agree about its errors: the status that the coordinator answers means the same to its caller."""
 
+import asyncio
+import re
+
 import grpc
 import pytest
 
@@ -9,8 +12,8 @@ from coordinator.serving.following import FullError, NotJoinedError
 from coordinator.serving.following import PeerAheadError as Behind
 from coordinator.serving.following import ReadersBusyError as TooMany
 from coordinator.store.journal import FencedError, JournalError
-from protos.calls import BehindError, BusyError, SessionLostError, error_of
-from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError
+from protos.calls import BehindError, BusyError, SessionLostError, error_of, fetch_certificate
+from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError, in_words
 
 MEANINGS: dict[type[SwarmentumError], type[SwarmentumError]] = {
     Refusal: RefusedError,
@@ -58,6 +61,25 @@ def test_a_person_is_told_the_address_and_the_reason_alone(details: str, told: s
     whole = f"failed to connect to all addresses; last error: UNKNOWN: {details}"
     found = error_of(Failed(grpc.StatusCode.UNAVAILABLE, whole))
     assert str(found) == f"the coordinator does not answer: {told}"
+
+
+def test_a_name_without_an_address_is_said_in_words() -> None:
+    with pytest.raises(NetworkError) as found:
+        fetch_certificate("nobody.invalid:7700", bytes(32))
+    with grpc.insecure_channel("nobody.invalid:7700") as channel, pytest.raises(grpc.RpcError) as failed:
+        channel.unary_unary("/a/b")(b"", timeout=10)
+    for said in (str(found.value), str(error_of(failed.value))):
+        assert re.search(
+            r"answers? at nobody.invalid:7700: this machine finds no|answer: this machine finds no address of nobody",
+            said,
+        )
+        assert "Errno" not in said
+
+
+def test_an_error_of_the_network_has_no_number() -> None:
+    with pytest.raises(ConnectionRefusedError) as failed:
+        asyncio.run(asyncio.open_connection("127.0.0.1", 1))
+    assert in_words(failed.value) == "Connection refused ('127.0.0.1', 1)"
 
 
 def test_every_error_of_a_call_has_a_meaning() -> None:
