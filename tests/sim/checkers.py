@@ -126,5 +126,5 @@ class Checkers:
         for step, seen in self.entries.items():
             assert in_journal.get(step) == seen, f"entry {step} was seen and is not in the journal"
         harness = Harness(config, run_id=run_id)
-        harness.lost, harness.returning = self.lost, self._returned
+        harness.lost_steps, harness.returning = self.lost, self._returned
         harness.load(kept)

@@ -138,7 +138,7 @@ class Harness:
         self.logged_out: set[bytes] = set()  # as the log says
         self.paused = False  # by the operator
         self.ended: int | None = None
-        self.lost: set[int] = set()
+        self.lost_steps: set[int] = set()
         """Steps in which a peer said that it never votes: without any votes only such a step is decided."""
 
     def load(self, journal: list[Record]) -> None:
@@ -153,7 +153,7 @@ class Harness:
         if isinstance(event, TimerFired):
             self.timer = None
         if isinstance(event, Reported) and event.abstained is not None and event.lost:
-            self.lost.add(event.abstained[0])
+            self.lost_steps.add(event.abstained[0])
         run, effects = machine.step(self.run, event, self.now)
         for effect in effects:
             match effect:
@@ -213,7 +213,7 @@ class Harness:
             assert record.hash == entry_hash(record.body)
             keys = [c.public_key for c in entry.contributions]
             assert keys == sorted(set(keys))
-            assert keys or entry.step in self.lost
+            assert keys or entry.step in self.lost_steps
             self._check_sum(entry)
             self._check_exclusions(entry)
             if self.returning:
