@@ -19,7 +19,7 @@ from node.blobs.blobs import CHUNK_BYTES, HolderStreams, Stream, WireBytes, read
 from node.blobs.turns import Attempt, Turns
 from node.overlay.host import Host
 from protos.envelope import parse
-from protos.errors import NetworkError, Reason, Refusal
+from protos.errors import NetworkError, Reason, Refusal, in_words
 from protos.identity import peer_id, short
 from protos.v1 import update_pb2
 
@@ -315,7 +315,7 @@ class _Pull:
                 self.away.add(holder)
                 self._asking.streams.drop(holder)
             self._save(attempt)
-            self._problems[holder] = str(error) or type(error).__name__
+            self._problems[holder] = in_words(error)
             return False
         said = task.result()
         self.answered.add(holder)
