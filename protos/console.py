@@ -182,3 +182,15 @@ def _carry_out(command: Callable[[], None]) -> None:
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except (MemoryError, RuntimeError) as error:
+        if not (lacking := _lacking(error)):
+            raise
+        print(f"error: the system gives this program no more {lacking} of a container or a batch job", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _lacking(error: Exception) -> str:
+    """What the system does not give, and whose limit it may be; empty for other errors."""
+    if isinstance(error, MemoryError):
+        return "memory: free some, or raise the limit (`ulimit -v`), or that"
+    return "threads: raise the limit (`ulimit -u`), or that" if str(error) == "can't start new thread" else ""

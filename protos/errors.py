@@ -102,10 +102,11 @@ def no_name(host: str, why: str) -> str:
 
 def in_words(error: BaseException) -> str:
     """An error of the network on one line, without the system's numbers; a library's own may hide a failed look-up."""
-    within: BaseException | None = error
+    within = None if isinstance(error, SwarmentumError) else error  # ours say it already
     while within is not None:
         if isinstance(within, socket.gaierror):
             return no_name("", within.strerror or str(within))
         within = within.__cause__ or within.__context__
-    line = (str(error).splitlines() or [""])[0] or type(error).__name__
+    line = (str(error).splitlines() or [""])[0]
+    line = line or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
     return _NUMBERED.sub(lambda it: "" if it[0].endswith("] ") else f"{os.strerror(int(it[1]))} ", line)

@@ -19,7 +19,7 @@ from node.blobs.blobs import CHUNK_BYTES, HolderStreams, Stream, WireBytes, read
 from node.blobs.turns import Attempt, Turns
 from node.overlay.host import Host
 from protos.envelope import parse
-from protos.errors import NetworkError, Reason, Refusal
+from protos.errors import NetworkError, Reason, Refusal, in_words
 from protos.identity import peer_id, short
 from protos.v1 import update_pb2
 
@@ -319,7 +319,7 @@ class _Pull:
                 if broke or attempt.silent_at > _now():  # it may start p2pd again, and be back while others are silent
                     self._turns.lacks(holder, _now())
             self._save(attempt)
-            self._problems[holder] = str(error) or type(error).__name__
+            self._problems[holder] = in_words(error)
             return False
         said = task.result()
         self.answered.add(holder)

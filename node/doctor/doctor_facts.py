@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from node.blobs.testbytes import Upload
 from node.model.device import DeviceMemory
-from protos.errors import OperatorError, RefusedError
+from protos.errors import OperatorError, RefusedError, SwarmentumError, in_words
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Fault:
 def fault_of(error: BaseException) -> Fault:
     """What a failed probe says."""
     refused = isinstance(error, RefusedError | OperatorError)
-    return Fault(str(error) or type(error).__name__, refused)
+    return Fault(str(error) if isinstance(error, SwarmentumError) else in_words(error), refused)
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,7 @@ async def _round_trip(addresses: Sequence[str]) -> tuple[str, float | Fault]:
                 await _shake_hands(host.strip("[]"), int(port), proxy)
                 took.append(time.monotonic() - began)
         except (OSError, ValueError) as error:
-            fault = Fault(
-                f"no coordinator answers at {address}{by}: {in_words(error) if str(error) else 'no answer in time'}"
-            )
+            fault = Fault(f"no coordinator answers at {address}{by}: {in_words(error)}")
             continue
         return address + by, 1000 * min(took)
     return ", ".join(addresses), fault

@@ -219,7 +219,7 @@ class OverlayStreams:
                 self._stuck[target] = self._stuck.get(target, 0) + 1
                 if self._stuck[target] >= OPENS_STUCK_MAX:
                     self._tasks.spawn(self._renew(target))
-            raise NetworkError(f"peer {target} cannot be reached: {str(error) or type(error).__name__}") from error
+            raise NetworkError(f"peer {target} cannot be reached: {in_words(error)}") from error
         self._stuck.pop(target, None)
         return stream
 

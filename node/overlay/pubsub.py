@@ -18,7 +18,7 @@ from hivemind.proto import p2pd_pb2
 
 from node.overlay.daemon import FAILURES, Daemon, Tasks
 from node.overlay.links import Links, OverlayStreams
-from protos.errors import NetworkError, OperatorError, Reason, Refusal
+from protos.errors import NetworkError, OperatorError, Reason, Refusal, in_words
 from protos.identity import peer_id_bytes, public_key_of
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX, RateLimiter
 
@@ -99,7 +99,7 @@ class Pubsub:
         try:
             await asyncio.wait_for(self.publish_unchecked(topic, data), GOSSIP_SECONDS_MAX)
         except FAILURES as error:
-            raise NetworkError(f"gossip failed: {str(error) or type(error).__name__}") from error
+            raise NetworkError(f"gossip failed: {in_words(error)}") from error
 
     async def publish_unchecked(self, topic: str, data: bytes) -> None:
         """One message of any size to GossipSub only, without a deadline."""

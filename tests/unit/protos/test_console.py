@@ -107,3 +107,15 @@ def test_a_disk_without_locks_is_not_another_peer(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("fcntl.flock", refused)
     with pytest.raises(OperatorError, match=r"its disk locks no files \(No locks available\); choose another home"):
         lock_home(tmp_path, "peer")
+
+
+@pytest.mark.parametrize(
+    ("work", "lacking"),
+    [("bytes(2**40)", "memory"), ("threading.stack_size(2**30); threading.Thread(target=int).start()", "threads")],
+)
+def test_a_limit_of_the_system_is_said_in_words(work: str, lacking: str) -> None:
+    limit = "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))"
+    done = _program(f"import resource, threading; {limit}; {work}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: the system gives this program no more {lacking}: "), done.stderr
+    assert done.stderr.count("\n") == 1
