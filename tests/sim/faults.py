@@ -150,14 +150,15 @@ def crash_coordinator(world: World, _: Fault) -> Callable[[], None]:
 
 
 def old_journal(world: World, fault: Fault) -> Callable[[], None]:
-    """The coordinator's journal comes back as it was when the fault began, where all peers have what it lost (ADR 2)."""
+    """The coordinator's journal comes back as it was when the fault began, where all peers keep what it lost (ADR 2)."""
     backup, coordinator = world.folder / f"journal-{fault.at}", world.coordinator
+    began = coordinator.head_step
     with closing(sqlite3.connect(backup)) as copy, closing(sqlite3.connect(coordinator.path)) as journal:
         journal.backup(copy)
 
     def restored() -> None:
         head = coordinator.head_step
-        here = [peer.replica is not None and peer.running and peer.replica.step >= head for peer in world.peers]
+        here = [peer.keeps(began, head) for peer in world.peers]
         if coordinator.service is None or not all(here) or coordinator.full:
             return
         coordinator.crash()

@@ -283,6 +283,13 @@ class PeerProcess:
         """The run is over, and everybody who has its state has left: as much as a peer can get."""
         return any(peer.finished for peer in self.world.peers) and self.gave_up
 
+    def keeps(self, after: int, step: int) -> bool:
+        """Whether it runs, and has the state after `step` and the entries from `after` on."""
+        has_state = (
+            self.running and self.replica is not None and self.replica.step >= step and self._session is not None
+        )
+        return has_state and (after == step or bool(self._session.parts.entries.lost(after)[0]))
+
     def start(self) -> None:
         """As `swarmentum join` with the same home."""
         if self.running or self.finished:
