@@ -270,7 +270,8 @@ class Harness:
         if self.returning:  # the journal lost the operator's word, and the entry that comes back has it
             self.out -= readmitted
         authors = {c.public_key for c in (*entry.contributions, *entry.trials)}
-        assert not authors & (self.out | self.logged_out)
+        # No entry has the word if the same step's exclusion was not told either.
+        assert not authors & (self.logged_out if self.returning else self.out | self.logged_out)
         assert not readmitted & self.out
         self.logged_out |= {exclusion.public_key for exclusion in entry.exclusions}
 

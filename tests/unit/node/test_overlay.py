@@ -187,15 +187,23 @@ async def test_a_daemon_that_stands_still_is_told_and_killed(tmp_path: Path, mon
 
 async def test_a_daemon_that_dies_is_told_with_the_last_words_of_go(tmp_path: Path) -> None:
     """A container or a batch job may allow so few threads that p2pd ends; a full machine kills it."""
+    back, path = asyncio.Event(), tmp_path / "ada.key"
+
+    async def restarted() -> None:
+        back.set()
+
     with capture_logs() as logs:
-        async with hosts(tmp_path, 1) as [ada]:
+        ada = Host(Identity.load_or_create(path), path, OverlaySettings("127.0.0.1"))
+        await ada.start(restarted=restarted)
+        try:
             resource.prlimit(ada.p2p._child.pid, resource.RLIMIT_AS, (1, 1))  # Go gets no thread and no memory any more
             calls = [asyncio.ensure_future(ada.connected()) for _ in range(200)]
-            await until("the next start", lambda: ada.restarts == 1)
+            await asyncio.wait_for(back.wait(), 240)
             await asyncio.gather(*calls)
-            await until("the daemon came back", lambda: ada.p2p._child.returncode is None)
             ada.p2p._child.kill()
             await until("a third start", lambda: ada.restarts == 2)
+        finally:
+            await ada.stop()
     first, second = [line["why"] for line in logs if line["event"].startswith("the libp2p daemon died")]
     assert re.match("runtime: .*(memory|thread)|fatal error: ", first), first
     assert second.startswith("it was killed, by this peer or by the system")
