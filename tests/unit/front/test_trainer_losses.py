@@ -203,6 +203,32 @@ def test_a_closure_s_loss_is_the_last_one_that_counts() -> None:
     assert peer.losses == [6.0, 7.5, 3.0]
 
 
+class Wrapper:
+    """As lightning.pytorch.core.optimizer.LightningOptimizer, which `self.optimizers()` gives to a program."""
+
+    def __init__(self, optimizer: SwarmOptimizer) -> None:
+        self._optimizer = optimizer
+        self.__class__ = type("LightningSwarmOptimizer", (Wrapper, SwarmOptimizer), {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+def test_what_a_wrapper_with_attributes_of_its_own_is_told_reaches_the_optimizer() -> None:
+    """`self.optimizers().report(...)` was lost in silence, and so was what `zero_grad` takes back."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    wrapper: Any = Wrapper(optimizer)
+    peer.model(100 * torch.ones(3)).loss.backward()
+    wrapper.zero_grad()
+    peer.model(torch.ones(3)).loss.backward()
+    optimizer.step()
+    peer.model(torch.ones(3)).loss.backward()
+    wrapper.report(7.5)
+    optimizer.step()
+    assert peer.losses == [3.0, 7.5]
+
+
 def test_the_optimizer_of_a_peer_has_no_copy() -> None:
     """A copy took no share and heard no loss; it failed at its first use without a word on why."""
     optimizer = SwarmOptimizer(Peer(Line()))  # type: ignore[arg-type]
