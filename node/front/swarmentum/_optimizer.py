@@ -200,5 +200,5 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
     def _show(self) -> None:
         if self.share is not None:
-            for group in self.param_groups:
+            for group in (*self.param_groups, self.defaults):  # schedulers of transformers look there
                 dict.__setitem__(group, "lr", self.share.learning_rate)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
 
 from node.training.maker import Handover
 from node.training.own_loss import Unmoved
@@ -251,6 +251,13 @@ def test_a_scheduler_shows_the_run_s_rate_and_is_told_once_that_it_changes_nothi
         scheduler.step()
         assert (scheduler.get_last_lr(), copy.deepcopy(optimizer.param_groups)[0]["lr"]) == ([wanted], wanted)
     assert capsys.readouterr().out.count("the learning rate is the run's") == 1
+
+
+def test_schedulers_of_transformers_that_ask_for_the_first_rate_are_made() -> None:
+    """It was 0, by which one divides; another one refused to end above it."""
+    optimizer = SwarmOptimizer(Peer(Line()))  # type: ignore[arg-type]
+    for name, more in (("cosine_with_min_lr", {"min_lr": 0.01}), ("polynomial", {})):
+        get_scheduler(name, optimizer, 1, 4, scheduler_specific_kwargs=more)
 
 
 def test_a_state_that_the_peer_has_no_use_for_is_refused() -> None:
