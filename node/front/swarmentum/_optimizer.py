@@ -87,6 +87,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         trained = [parameter for parameter in peer.model.parameters() if parameter.requires_grad]
         super().__init__(trained, {"lr": 0.0, "run": peer._run})
         self.param_groups[:] = map(RunGroup, self.param_groups)
+        self.state.update({key: {} for key in trained})  # torch.distributed.checkpoint calls step where there is none
         self._peer = peer
         # Changed in place: Lightning's wrapper has attributes of its own.
         self._heard, self._reported = list[HeardLoss](), list[tuple[float, int | None, int]]()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
 
 from node.training.maker import Handover
@@ -278,6 +279,17 @@ def test_a_state_that_the_peer_has_no_use_for_is_refused() -> None:
     optimizer.load_state_dict(saved)
     groups["lr"] = 1.0
     assert (optimizer.param_groups[0] is groups, groups["lr"]) == (True, 0.25)
+
+
+def test_a_checkpoint_of_torch_distributed_takes_no_step() -> None:
+    """It makes a state with a step of zeros where it finds none: an error, or zeros for the votes of a share."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    for flat in (False, True):
+        options = StateDictOptions(flatten_optimizer_state_dict=flat)
+        saved = get_optimizer_state_dict(peer.model, optimizer, options=options)
+        set_optimizer_state_dict(peer.model, optimizer, saved, options=options)
+    assert (peer.shares, peer.losses, peer.model.weight.grad) == (1, [], None)
 
 
 def test_a_model_is_saved_whole_and_its_file_asks_for_no_swarmentum() -> None:
