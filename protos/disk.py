@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -150,14 +151,18 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def temporary_folder(prefix: str) -> tuple[Path, Callable[[], None]]:
-    """A folder that only this user reads, and what removes it. After a kill the next call with this `prefix` does.
+    """A folder that only this user reads, and what removes it. After a kill the next call on this machine with this
+    `prefix` does.
 
     Raises OSError.
     """
     beside = Path(tempfile.gettempdir())
+    prefix += (
+        f"{zlib.crc32(os.uname().nodename.encode())}-"  # some disks of several machines lock on each machine alone
+    )
     remove_killed(beside, prefix)
     while True:
-        folder = beside / f"{prefix}{secrets.randbits(63)}"
+        folder = beside / f"{prefix}{secrets.randbits(40)}"
         folder.mkdir(0o700)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         with suppress(OSError):

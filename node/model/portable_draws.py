@@ -128,7 +128,7 @@ class MiddleDraws(Mode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given, name = kwargs or {}, func.overloadpacket
-        if (at := _TRAINING.get(name)) is not None:
+        if (at := _TRAINING.get(name)) is not None and at < len(args):
             return func(*args[:at], False, *args[at + 1 :], **given)
         result = func(*args, **given)
         if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(result, torch.Tensor):
@@ -138,7 +138,7 @@ class MiddleDraws(Mode):  # type: ignore[no-untyped-call]
 
 
 _TRAINING: Final = {aten.native_dropout: 2, aten.rrelu_with_noise: 4, aten.rrelu_with_noise_: 4}
-"""Operators that draw in training alone, and the place of the argument that says so."""
+"""Operators that draw in training alone, and the place of the argument that says so; it is left out where it says no."""
 
 
 def _middle_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> float | torch.Tensor | None:

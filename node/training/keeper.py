@@ -244,15 +244,13 @@ class Keeper:
         self._retain()
 
     def here(self, step: int, root: bytes, named: bytes = b"") -> None:
-        """An agreed snapshot is in the store from an earlier life: it stays there until a newer one is agreed. `named`: the
-        root under which the run knows it, if that is another one."""
+        """An agreed snapshot of an earlier life is in the store: it stays until the next one. `named`: its root in the run."""
         with self._lock:
             self._agreed, self._named = {step: root}, named or root
 
     def agreed(self, step: int, root: bytes, named: bytes = b"") -> None:
         """A snapshot is agreed: it stays in the store until the next snapshot is agreed, even if other peers have it."""
-        with self._lock:
-            self._agreed, self._named = {step: root}, named or root
+        self.here(step, root, named)
         self._submit(self._retain, None)
 
     def make_room(self, size: int) -> bool:
@@ -288,7 +286,7 @@ class Keeper:
         self.check()
 
     def abandon(self) -> None:
-        """Begin nothing that waits; wait for what is being written."""
+        """Begin nothing that waits, and end no state that is being written; wait for a momentum that is."""
         self._failed = self._failed or InterruptedError("the keeper was told to stop")
         self.close()
 
@@ -354,6 +352,8 @@ class Keeper:
         used = time.thread_time()
         for piece in image.pieces(piece_bytes):
             yield piece
+            if not private:
+                self.check()  # `abandon`: the model was perhaps moved while it was copied
             now = time.thread_time()
             self._part.used(now - used, len(piece))
             if left := image.waiting_bytes:  # a pause after the last piece would only keep the file from its name

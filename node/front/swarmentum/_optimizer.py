@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from node.training.maker import Share
     from swarmentum._join import Joined
 
-_NONE: tuple[int | None, int] = None, 0
-
 
 class HeardLoss:
     """The loss in an output of the model. `is_used`: a backward pass has gone through it."""
@@ -89,10 +87,11 @@ class SwarmOptimizer(torch.optim.Optimizer):
         trained = [parameter for parameter in peer.model.parameters() if parameter.requires_grad]
         super().__init__(trained, {"lr": 0.0, "run": peer._run})
         self.param_groups[:] = map(RunGroup, self.param_groups)
+        self.state.update({key: {} for key in trained})  # torch.distributed.checkpoint calls step where there is none
         self._peer = peer
-        self._heard: list[HeardLoss] = []
-        self._reported: float | None = None
-        self._parts, self._figures = False, _NONE
+        # Changed in place: Lightning's wrapper has attributes of its own.
+        self._heard, self._reported = list[HeardLoss](), list[tuple[float, int | None, int]]()
+        self._parts = False
         self._hook = peer.model.register_forward_hook(LossHook(self), with_kwargs=True)
         self.share: Share | None = None
         self._take()
@@ -133,19 +132,18 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. The losses whose gradient goes are none of the next step's."""
-        self._heard = [loss for loss in self._heard if not loss.is_used]
+        self._heard[:] = [loss for loss in self._heard if not loss.is_used]
         super().zero_grad(set_to_none)
 
     def report(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
         """The figures of the next `step`, as `Joined.contribute` takes them."""
-        self._reported = float(loss.detach() if isinstance(loss, Tensor) else loss)
-        self._figures = samples, tokens
+        self._reported[:] = [(float(loss.detach() if isinstance(loss, Tensor) else loss), samples, tokens)]
 
     def _loss(self, returned: Any) -> float | None:
         """That of the next step; None if nobody told one. A closure's comes after what a backward pass went through: Lightning
         divides its own, of the last micro-batch, by their number."""
-        if self._reported is not None:
-            return self._reported
+        if self._reported:
+            return self._reported[0][0]
         used = [loss.nats for loss in self._heard if loss.is_used]
         if returned is not None and not used:
             return float(returned.detach() if isinstance(returned, Tensor) else returned)
@@ -179,7 +177,8 @@ class SwarmOptimizer(torch.optim.Optimizer):
                 "step needs the loss, which other peers see: call optimizer.report(loss, tokens=...) before it, or give a "
                 "model whose output has a `loss`"
             )
-        self._peer.contribute(loss, *self._figures)
+        _, samples, tokens = (self._reported or [(loss, None, 0)])[0]
+        self._peer.contribute(loss, samples, tokens)
         self._take()
         return returned
 
@@ -193,7 +192,8 @@ class SwarmOptimizer(torch.optim.Optimizer):
         return closure is not None and not self.finished
 
     def _take(self) -> None:
-        self._heard, self._reported, self._figures = [], None, _NONE
+        self._heard.clear()
+        self._reported.clear()
         self.share = self._peer._next()
         if self.share is None:
             self._hook.remove()
@@ -201,5 +201,5 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
     def _show(self) -> None:
         if self.share is not None:
-            for group in self.param_groups:
+            for group in (*self.param_groups, self.defaults):  # schedulers of transformers look there
                 dict.__setitem__(group, "lr", self.share.learning_rate)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
 
 from node.training.maker import Handover
 from node.training.own_loss import Unmoved
@@ -203,6 +204,32 @@ def test_a_closure_s_loss_is_the_last_one_that_counts() -> None:
     assert peer.losses == [6.0, 7.5, 3.0]
 
 
+class Wrapper:
+    """As lightning.pytorch.core.optimizer.LightningOptimizer, which `self.optimizers()` gives to a program."""
+
+    def __init__(self, optimizer: SwarmOptimizer) -> None:
+        self._optimizer = optimizer
+        self.__class__ = type("LightningSwarmOptimizer", (Wrapper, SwarmOptimizer), {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+def test_what_a_wrapper_with_attributes_of_its_own_is_told_reaches_the_optimizer() -> None:
+    """`self.optimizers().report(...)` was lost in silence, and so was what `zero_grad` takes back."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    wrapper: Any = Wrapper(optimizer)
+    peer.model(100 * torch.ones(3)).loss.backward()
+    wrapper.zero_grad()
+    peer.model(torch.ones(3)).loss.backward()
+    optimizer.step()
+    peer.model(torch.ones(3)).loss.backward()
+    wrapper.report(7.5)
+    optimizer.step()
+    assert peer.losses == [3.0, 7.5]
+
+
 def test_the_optimizer_of_a_peer_has_no_copy() -> None:
     """A copy took no share and heard no loss; it failed at its first use without a word on why."""
     optimizer = SwarmOptimizer(Peer(Line()))  # type: ignore[arg-type]
@@ -227,6 +254,13 @@ def test_a_scheduler_shows_the_run_s_rate_and_is_told_once_that_it_changes_nothi
     assert capsys.readouterr().out.count("the learning rate is the run's") == 1
 
 
+def test_schedulers_of_transformers_that_ask_for_the_first_rate_are_made() -> None:
+    """It was 0, by which one divides; another one refused to end above it."""
+    optimizer = SwarmOptimizer(Peer(Line()))  # type: ignore[arg-type]
+    for name, more in (("cosine_with_min_lr", {"min_lr": 0.01}), ("polynomial", {})):
+        get_scheduler(name, optimizer, 1, 4, scheduler_specific_kwargs=more)
+
+
 def test_a_state_that_the_peer_has_no_use_for_is_refused() -> None:
     """A moment of AdamW, or what another run's trainer saved, was taken in silence, and the rate of its time shown."""
     peer = Peer(Line())
@@ -245,6 +279,17 @@ def test_a_state_that_the_peer_has_no_use_for_is_refused() -> None:
     optimizer.load_state_dict(saved)
     groups["lr"] = 1.0
     assert (optimizer.param_groups[0] is groups, groups["lr"]) == (True, 0.25)
+
+
+def test_a_checkpoint_of_torch_distributed_takes_no_step() -> None:
+    """It makes a state with a step of zeros where it finds none: an error, or zeros for the votes of a share."""
+    peer = Peer(Line())
+    optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
+    for flat in (False, True):
+        options = StateDictOptions(flatten_optimizer_state_dict=flat)
+        saved = get_optimizer_state_dict(peer.model, optimizer, options=options)
+        set_optimizer_state_dict(peer.model, optimizer, saved, options=options)
+    assert (peer.shares, peer.losses, peer.model.weight.grad) == (1, [], None)
 
 
 def test_a_model_is_saved_whole_and_its_file_asks_for_no_swarmentum() -> None:

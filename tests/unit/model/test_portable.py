@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from node.model.portable_draws import BLOCK_DRAWS, Draws, portable_random
+from node.model.portable_draws import BLOCK_DRAWS, Draws, MiddleDraws, portable_random
 
 
 def test_normal_has_the_moments_of_a_normal() -> None:
@@ -66,3 +66,10 @@ def test_blocks_continue_one_stream() -> None:
     with portable_random(2):
         whole = torch.empty(BLOCK_DRAWS + 5).uniform_()
     assert torch.equal(whole, torch.from_numpy(Draws(2).uniform(BLOCK_DRAWS + 5)).float())
+
+
+def test_what_draws_in_training_alone_is_as_ever_in_evaluation() -> None:
+    """Its default slopes are left out of the call, so that `training` took the place of one."""
+    with MiddleDraws():  # type: ignore[no-untyped-call]
+        slope = torch.rrelu(torch.tensor(-1.0))
+    assert slope == torch.rrelu(torch.tensor(-1.0))

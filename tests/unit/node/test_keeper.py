@@ -120,6 +120,25 @@ def test_what_waits_is_not_written_over_what_is_saved_at_an_end(tmp_path: Path) 
     assert (peer.told, peer.store.roots(), (tmp_path / "private.pt").exists()) == ([], frozenset(), False)
 
 
+def test_a_state_that_is_being_written_when_the_program_moves_the_model_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model was perhaps moved while it was copied; the swarm was told this peer's snapshot all the same."""
+    peer, begun, pieces = Kept(tmp_path, 2), threading.Event(), Image.pieces
+
+    def slowly(image: Image, piece_bytes: int) -> Iterator[bytes]:
+        begun.set()
+        waits(peer.keeper._hurry)
+        yield from pieces(image, piece_bytes)
+
+    monkeypatch.setattr(Image, "pieces", slowly)
+    peer.plays(2)
+    peer.keeper.snapshot(kept=True)
+    waits(begun)
+    peer.keeper.abandon()
+    assert (peer.told, peer.store.roots(), list((tmp_path / "pieces").iterdir())) == ([], frozenset(), [])
+
+
 def test_what_fails_behind_the_training_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise DiskError("no space left on device")
