@@ -92,7 +92,9 @@ class TokenizerError(DataError):
     """The tokenizer that the run names cannot be loaded."""
 
 
-_NUMBERED = re.compile(r"\[Errno (-?\d+)\] (?:Connect call failed )?")
+_NUMBERED = re.compile(r"\[Errno (-?\d{1,4})\] (?:Connect call failed )?")
+_EACH = "\n  * "
+"""Before each address, with its reason, at which p2pd dialled in vain."""
 
 
 def no_name(host: str, why: str) -> str:
@@ -106,7 +108,7 @@ def in_words(error: BaseException) -> str:
     while within is not None:
         if isinstance(within, socket.gaierror):
             return no_name("", within.strerror or str(within))
-        within = within.__cause__ or within.__context__
-    line = (str(error).splitlines() or [""])[0]
+        within = within.__cause__ or (None if within.__suppress_context__ else within.__context__)
+    line = (str(error).replace(_EACH, "; ").splitlines() or [""])[0]
     line = line or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
     return _NUMBERED.sub(lambda it: "" if it[0].endswith("] ") else f"{os.strerror(int(it[1]))} ", line)

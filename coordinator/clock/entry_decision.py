@@ -174,10 +174,12 @@ def nobody_votes(run: Run, step: OpenStep, now_ms: int) -> bool:
 
 def all_lost(run: Run, step: OpenStep, now_ms: int) -> bool:
     """Whether no peer that could decide the open step ever votes in it. Those that their owners paused are not asked."""
-    deciding = [key for key in step.abstained if deciders(run, step, now_ms) & step.bit(key)]
-    silences = [run.peers[key].silence for key in deciding if key in run.peers and not run.peers[key].is_paused]
-    lost = [it is not None and it[0] == step.tick.step and it[3] for it in silences]
-    return nobody_votes(run, step, now_ms) and bool(lost) and all(lost)
+    if not nobody_votes(run, step, now_ms):
+        return False
+    within = deciders(run, step, now_ms)
+    deciding = [run.peers[key] for key in step.abstained if within & step.bit(key) and key in run.peers]
+    silences = [peer.silence for peer in deciding if not peer.is_paused]
+    return bool(silences) and all(it is not None and it[0] == step.tick.step and it[3] for it in silences)
 
 
 def _all_abstain(run: Run, step: OpenStep) -> str:
@@ -269,7 +271,8 @@ def commit(run: Run, now_ms: int, aggregate: Aggregate | None = None) -> tuple[R
     late = anchor_here(run) and not any(current.anchored & current.bit(author) for author in accepted)
     if seen and not late:  # the time of a step that waited in vain says nothing about the peers
         run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
-    run = replace(run, anchor_late=late)
+    if seen:  # nor does a step without votes about the anchor
+        run = replace(run, anchor_late=late)
     run, named = _owners(run, accepted)
     told = _uncounted(current, seen, now_ms)
     return run, [*effects, Append(record), SendEntry(entry.step), *named], told
@@ -284,6 +287,8 @@ def _uncounted(current: OpenStep, counted: Collection[bytes], now_ms: int) -> li
         place = current.tick.places[author]
         if current.counted >> place & 1:
             why = "it came after the votes to add up were chosen" if current.summing else _COPIED
+        elif not counted:
+            why = f"all peers that decide had lost their votes {took}"
         elif rule.anchor:
             why = f"no anchor held the payload {took}"
         else:

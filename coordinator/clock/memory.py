@@ -329,7 +329,10 @@ def _voted(run: Run, entry: Entry) -> dict[int, Voted]:
     """Rosters of the last steps, and of the last steps with a snapshot: peers report about these for a while."""
     due = [step for step in sorted([*run.voted, entry.step]) if run.snapshot_is_due(step)][-SNAPSHOT_STEPS_KEPT:]
     kept = {step: run.voted[step] for step in run.voted if step >= entry.step - 1 or step in due}
-    return {**kept, entry.step: Voted(run.roster, frozenset(c.public_key for c in entry.contributions))}
+    voted = Voted(run.roster, frozenset(c.public_key for c in entry.contributions))
+    if not voted.counted:  # else nobody's word on the state after a step without votes would count
+        voted = kept.get(entry.step - 1, voted)
+    return {**kept, entry.step: voted}
 
 
 def _digests_kept(run: Run) -> int:

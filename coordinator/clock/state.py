@@ -134,7 +134,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Voted:
-    """A decided step: its roster, and the members whose votes its entry counted."""
+    """A decided step: its roster, and the members whose votes its entry counted. Of an entry without votes: the step before."""
 
     roster: tuple[bytes, ...]
     counted: frozenset[bytes]

@@ -72,19 +72,16 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
     wanted, ready = run.config.clock.min_peers, run.ready
     samples = sum(len(part) for part in current.tick.pool)
     members = rules.members_of(run)[:samples]
-    if (
-        run.is_paused
-        or len(ready) < wanted
-        or not members
-        or {peer.public_key for peer in members} == set(current.tick.places)
-    ):
+    may_vote = members and not run.is_paused and len(ready) >= wanted
+    others = {peer.public_key for peer in members} ^ set(current.tick.places)
+    others_decide = any(rules.is_believed(run, key) for key in others) if rules.founded(run) else bool(others)
+    if may_vote and not others_decide and entry_decision.all_lost(run, current, now_ms):
+        return _decide_empty(run, now_ms)
+    if not may_vote or not others:
         text = reason if run.is_paused else f"{reason}; {_next_try(len(ready), wanted)}"
         deadline = now_ms + run.config.clock.deadline_ms_max
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
         effects: list[Effect] = [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
-        may_vote = members and not run.is_paused and len(ready) >= wanted
-        if may_vote and entry_decision.all_lost(run, current, now_ms):
-            return _decide(run, now_ms, None, [])
         if not may_vote or not entry_decision.nobody_votes(run, current, now_ms):
             return run, effects
         run, again = _ask_again(run, replace(current, abstained={}), now_ms)
@@ -170,6 +167,12 @@ def _decide(run: Run, now_ms: int, aggregate: Aggregate | None, first: list[Effe
     return run, [*first, *effects, *more, *told]
 
 
+def _decide_empty(run: Run, now_ms: int) -> Outcome:
+    """Newcomers' votes may be held, but nobody would have checked them."""
+    assert run.step is not None
+    return _decide(replace(run, step=replace(run.step, counted=0)), now_ms, None, [])
+
+
 def _try_close(run: Run, now_ms: int) -> Outcome:
     current = run.step
     assert current is not None
@@ -204,7 +207,7 @@ def _missed(run: Run, current: OpenStep, reason: str, now_ms: int) -> Outcome:
         return _without_aggregators(run, current, why, now_ms)
     if run.config.clock.strict:
         if entry_decision.all_lost(run, current, now_ms):
-            return _decide(run, now_ms, None, [])
+            return _decide_empty(run, now_ms)
         return _ask_again(run, current, now_ms)
     if run.is_paused:
         why = f"{life.words(run)}; {why}, so the step waits for the end of the pause"

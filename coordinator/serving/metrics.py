@@ -363,6 +363,7 @@ class StepTraces:
         self._tracing.child(self._run_id, self._step, None, "quorum", waited)
         self._tracing.child(self._run_id, self._step, None, "write", written)
         voted = run.voted.get(self._step)
+        voted = None if voted is run.voted.get(self._step - 1) else voted  # an entry without votes
         self._tracing.root(
             self._run_id, self._step, "step", _seconds(self._began_ms, now_ms), run_name=run.config.name,
             roster=len(step.tick.roster), attempt=step.tick.attempt, announced=len(self._reported),

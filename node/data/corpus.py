@@ -237,8 +237,8 @@ def look_at(source: Source) -> Survey:
 
 def left_out_of(manifest: ShardManifest) -> tuple[str, ...]:
     """What was left out when a set of shards was built, for people."""
-    words = {reason.key: reason.words for reason in LeftOutReason}
-    told = [f"{count:,} {words.get(key, key)}" for key, count in manifest.left_out]
+    known = {reason.key: reason for reason in LeftOutReason}
+    told = [f"{count:,} {known[key].words(count) if key in known else key}" for key, count in manifest.left_out]
     return (f"left out when the shards were built: {'; '.join(told)}",) if told else ()
 
 

@@ -49,7 +49,11 @@ class LeftOutReason(Enum):
     OWN = ("token shard{s}", False)
 
     def __init__(self, words: str, lost: bool) -> None:
-        self.words, self.lost = words, lost
+        self._words, self.lost = words, lost
+
+    def words(self, count: int) -> str:
+        """For people: what so many are."""
+        return self._words.format(s="" if count == 1 else "s")
 
     @property
     def key(self) -> str:
@@ -88,8 +92,7 @@ class Left:
         size = f" ({amount(self.size)})" if self.size else ""
         shown = f": {'; '.join(self.examples)}" if self.examples else ""
         more = ", ..." if len(self.examples) < self.count and self.examples else ""
-        words = self.reason.words.format(s="" if self.count == 1 else "s")
-        return f"{self.count:,} {words}{size}{shown}{more}"
+        return f"{self.count:,} {self.reason.words(self.count)}{size}{shown}{more}"
 
 
 @dataclass(frozen=True)

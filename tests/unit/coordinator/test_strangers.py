@@ -464,6 +464,45 @@ def test_newcomers_that_abstain_do_not_have_a_step_asked_for_again_and_again() -
     step(harness, *HONEST)
 
 
+def test_newcomers_votes_do_not_count_in_a_step_whose_deciders_have_all_lost_theirs() -> None:
+    """With none of a believed peer, all held votes counted, unchecked; and each newcomer in turn had the step opened again."""
+    harness = checked(*FAKES)
+    tick = harness.ticks[-1]
+    newcomer = next(n for n in FAKES if key(n) in tick.places)
+    claim = claim_of(tick, newcomer)
+    harness.feed(Reported(key(newcomer), claim=claim))
+    for n in HONEST:
+        held = ((tick.step, key(newcomer), claim.payload_sha256),)
+        harness.feed(Reported(key(n), holdings=held, abstained=(tick.step, "lost"), lost=True))
+    harness.late()
+    entry = harness.entries[-1]
+    assert (entry.step, entry.contributions, entry.trials) == (tick.step, (), ())
+    why = [
+        notice.reason
+        for _, notice in harness.announced
+        if isinstance(notice, SendNotice) and notice.to == key(newcomer)
+    ]
+    assert why[-1].startswith("all peers that decide had lost their votes when the step was decided after")
+    step(harness, *HONEST)
+
+
+def test_a_step_without_votes_leaves_the_anchor_and_the_electors_as_they_were() -> None:
+    """The next step did without the anchor, and a last state that follows such a step was agreed by nobody."""
+    for anchored in (True, False):
+        harness = begun(*HONEST, anchor=anchored)
+        also = (ANCHOR,) if anchored else ()
+        step(harness, *HONEST, also=also)
+        applies(harness, *HONEST, *also)
+        for n in HONEST:
+            harness.feed(Reported(key(n), abstained=(2, "lost"), lost=True))
+        harness.late()
+        assert harness.entries[-1].contributions == ()
+        assert not harness.run.anchor_late
+        applies(harness, *HONEST, *also)
+        stores(harness, *HONEST, *also)
+        assert harness.run.snapshot == snapshot_at(2)
+
+
 def test_newcomers_on_probation_are_at_most_a_third_and_take_turns() -> None:
     harness = checked(*FAKES)
     seen: set[bytes] = set()

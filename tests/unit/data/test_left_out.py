@@ -398,7 +398,7 @@ def test_a_file_that_cannot_be_read_is_named_and_asks(
         lambda: build(Source(str(root)), ByteTokenizer(), "bytes", tmp_path / "out"),
         lambda: open_corpus(root, tmp_path),
     ):
-        with pytest.raises(LeftOutError, match=rf"{re.escape(reason.words.format(s=''))}.*{name}"):
+        with pytest.raises(LeftOutError, match=rf"{re.escape(reason.words(1))}.*{name}"):
             reader()
     assert not (tmp_path / "out").exists(), "the first look says it before anything is written"
 
@@ -458,9 +458,16 @@ def test_every_face_shows_the_same_count(tmp_path: Path) -> None:
     assert isinstance(invoke(command.app, args).exception, LeftOutError)  # type: ignore[attr-defined]
     made = json.loads(invoke(command.app, [*args, "--allow-left-out"]).stdout.splitlines()[-1])  # type: ignore[attr-defined]
     assert made["left_out"] == looked["left_out"]
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["left_out"] == {"not_utf8": 1}
+    manifest = tmp_path / "out" / "manifest.json"
+    said = json.loads(manifest.read_text())
+    assert said["left_out"] == {"not_utf8": 1}
     assert open_corpus(root, tmp_path, allow_left_out=True).reading == survey(Source(str(root))).inside
-    assert look_at(Source(str(tmp_path / "out"))).lines()[1] == "left out when the shards were built: 1 not UTF-8"
+    for left_out, words in (
+        ({"not_utf8": 1}, "1 not UTF-8"),
+        ({"dangling": 2, "own": 1, "of_later": 3}, "2 links to nothing; 1 token shard; 3 of_later"),
+    ):
+        manifest.write_text(json.dumps({**said, "left_out": left_out}))
+        assert look_at(Source(str(tmp_path / "out"))).lines()[1] == f"left out when the shards were built: {words}"
 
 
 def test_a_set_beside_the_text_is_no_text(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 
 import grpc
 import pytest
@@ -80,6 +81,23 @@ def test_an_error_of_the_network_has_no_number() -> None:
     with pytest.raises(ConnectionRefusedError) as failed:
         asyncio.run(asyncio.open_connection("127.0.0.1", 1))
     assert in_words(failed.value) == "Connection refused ('127.0.0.1', 1)"
+    number = "9" * 30
+    assert in_words(OSError(f"[Errno {number}] Connect call failed x")), "a stranger's words are no number of this system"
+
+
+def test_an_error_of_a_dial_says_what_failed_at_each_address() -> None:
+    said = "all dials failed\n  * [/ip4/1.2.3.4/tcp/1] connection refused\n  * [/ip4/1.2.3.4/udp/1/quic-v1] timeout\ngoroutine 1"
+    told = "all dials failed; [/ip4/1.2.3.4/tcp/1] connection refused; [/ip4/1.2.3.4/udp/1/quic-v1] timeout"
+    assert in_words(OSError(said)) == told
+
+
+def test_an_error_that_replaces_a_failed_look_up_keeps_its_own_words() -> None:
+    with pytest.raises(OSError, match="the proxy") as failed:
+        try:
+            raise socket.gaierror(-2, "Name or service not known")
+        except OSError:
+            raise OSError("the proxy answered 403") from None
+    assert in_words(failed.value) == "the proxy answered 403"
 
 
 def test_every_error_of_a_call_has_a_meaning() -> None:
