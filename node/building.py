@@ -223,6 +223,8 @@ class SharedReplica(Replica):
 
     def apply(self, signed: SignedEntry, updates: Iterable[Update], authors: Sequence[bytes] = ()) -> bool:
         """As `Replica.apply`. Raises ParametersMovedError if the state is not the one that was left after the entry before."""
+        if isinstance(self.maker, Handover):
+            self.maker.check()
         if self.digest() != self.demo.state_digest(self.step, self.digest_steps):
             raise ParametersMovedError(
                 f"the program changed the model's parameters after step {self.step}. The swarm moves them, the same way on "

@@ -12,6 +12,7 @@ is first used, so the import itself takes milliseconds and no torch. Errors that
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -53,6 +54,10 @@ def _found(name: str) -> Path | None:
 
 
 _check_beside()
+
+# A worker of a DataLoader is a fork: gRPC's own handlers end it by SIGABRT, if a thread of the peer is in gRPC just then. Read
+# when gRPC starts, so it is set before.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def _peer_program() -> None:

@@ -193,3 +193,25 @@ swarmentum.{program}()
 """
     done = python(code, tmp_path)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_fork_is_none_of_grpc_s_business() -> None:
+    """Its handlers ended workers of a program's DataLoader, one in 12 epochs, if the peer's thread was just in gRPC."""
+    program = """
+import asyncio, os, swarmentum, grpc.aio
+
+async def fork():
+    async with grpc.aio.insecure_channel("127.0.0.1:1"):
+        for _ in range(20):
+            await asyncio.sleep(0)
+            if not (child := os.fork()):
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+
+asyncio.run(fork())
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=240, env=environment
+    )
+    assert (ran.returncode, "fork_posix" in ran.stderr) == (0, False), ran.stderr

@@ -8,7 +8,7 @@ from torch import nn
 from node.building import Own, own_start
 from node.model.spec import ModelError, ModelSpec
 from node.optim.layout import Layout
-from node.training.maker import Handover
+from node.training.maker import Handover, ParametersMovedError
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import Entry, lr_to_bits, seal_entry
@@ -87,6 +87,17 @@ def test_a_model_that_was_cast_before_its_first_share_is_named() -> None:
         OperatorError, match=r"'embedding\.weight' is torch\.float16 on cpu, trained now\. Cast, freeze"
     ):
         replica.digest()
+
+
+def test_a_model_that_was_frozen_before_its_first_share_is_named_as_one_that_moved() -> None:
+    """The optimizer inside of the peer refused the next step with words of its own, and the momentum was not saved."""
+    model = TwoTokens(64)
+    replica = own(model).replica(TwoTokens(64), config(), 128, RUN, bytes(32), b"")
+    replica.digest()
+    model.embedding.requires_grad_(False)
+    signed = seal_entry(Identity.from_seed(b"c" * 32), RUN, Entry(1, RUN, (), lr_to_bits(1e-2), b"", (), 0))
+    with pytest.raises(ParametersMovedError, match=r"'embedding\.weight' is .* frozen \(requires_grad=False\) now"):
+        replica.apply(signed, [])
 
 
 def frozen(*names: str) -> TwoTokens:
