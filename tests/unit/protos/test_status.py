@@ -77,12 +77,21 @@ def test_a_name_without_an_address_is_said_in_words() -> None:
         assert "Errno" not in said
 
 
+def test_a_servers_words_about_a_name_cost_little() -> None:
+    """They cost the square of their length."""
+    for words in (2_000_000 * "a" + "::", 2_000_000 * " " + "]]", 1_000_000 * ": " + "::"):
+        details = f"DNS resolution failed for x: {words}"
+        assert str(error_of(Failed(grpc.StatusCode.UNAVAILABLE, details))).endswith(words)
+
+
 def test_an_error_of_the_network_has_no_number() -> None:
     with pytest.raises(ConnectionRefusedError) as failed:
         asyncio.run(asyncio.open_connection("127.0.0.1", 1))
     assert in_words(failed.value) == "Connection refused ('127.0.0.1', 1)"
     number = "9" * 30
-    assert in_words(OSError(f"[Errno {number}] Connect call failed x")), "a stranger's words are no number of this system"
+    assert in_words(OSError(f"[Errno {number}] Connect call failed x")), (
+        "a stranger's words are no number of this system"
+    )
 
 
 def test_an_error_of_a_dial_says_what_failed_at_each_address() -> None:
