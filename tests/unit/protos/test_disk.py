@@ -168,7 +168,7 @@ def test_a_temporary_folder_is_removed_by_a_later_process_if_its_own_was_killed(
     assert stat.S_IMODE(first.stat().st_mode) == 0o700
     remove()
     assert set(tmp_path.iterdir()) == {second}
-    opened = os.open
+    opened, mkdir = os.open, Path.mkdir
 
     def late(path: Path, *given: int) -> int:
         monkeypatch.undo()
@@ -177,7 +177,7 @@ def test_a_temporary_folder_is_removed_by_a_later_process_if_its_own_was_killed(
         return opened(path, *given)
 
     def made(folder: Path, mode: int) -> None:
-        os.mkdir(folder, mode)
+        mkdir(folder, mode)
         monkeypatch.setattr(os, "open", late)
 
     monkeypatch.setattr(Path, "mkdir", made)
