@@ -195,7 +195,9 @@ async def test_a_daemon_that_dies_is_told_with_the_last_words_of_go(tmp_path: Pa
             await until("the next start", lambda: ada.restarts == 1)
             watched = ada._daemon._seen
             await asyncio.gather(*calls)
-            await until("the daemon came back", lambda: ada._daemon._seen is not watched)  # before, it would count as no start
+            await until(
+                "the daemon came back", lambda: ada._daemon._seen is not watched
+            )  # before, it would count as no start
             ada.p2p._child.kill()
             await until("a third start", lambda: ada.restarts == 2)
     first, second = [line["why"] for line in logs if line["event"].startswith("the libp2p daemon died")]
