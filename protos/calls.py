@@ -159,7 +159,9 @@ _MEANINGS: dict[Any, tuple[type[NetworkError] | type[RefusedError], str]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (BusyError, "the coordinator is busy"),
 }
 _LAST_ERROR = re.compile(r"last error: [A-Z_]+: (?:ipv[46]:)?(.*)", re.DOTALL)
-_NO_NAME = re.compile(r"(?:errors resolving|DNS resolution failed for) (\S+): .*?([^:\]\s][^:\]]*)\]?$", re.DOTALL)
+_NO_NAME = re.compile(
+    r"(?:errors resolving|DNS resolution failed for) (\S+): (?:.*:)?\s*([^:\]\s][^:\]]*)\]?$", re.DOTALL
+)
 _NO_ANSWER = NetworkError, "the coordinator does not answer"
 
 

@@ -164,12 +164,13 @@ def temporary_folder(prefix: str) -> tuple[Path, Callable[[], None]]:
     while True:
         folder = beside / f"{prefix}{secrets.randbits(40)}"
         folder.mkdir(0o700)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        if folder.exists():  # no other process took it for one that was left, before the lock
-            return folder, partial(_remove, folder, handle)
-        os.close(handle)
+        with suppress(FileNotFoundError):  # another process took it for one that was left, before the lock
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_SH)
+            if folder.exists():
+                return folder, partial(_remove, folder, handle)
+            os.close(handle)
 
 
 def _remove(folder: Path, handle: int) -> None:

@@ -45,7 +45,9 @@ class Process(P2P):  # type: ignore[misc]
     """What Go said as it ended; the goroutines that follow say nothing to people."""
 
     async def end(self) -> str:
-        """Why it ended, in words; empty while it runs."""
+        """Why it ended, in words; empty while it runs, or if the system did not start it."""
+        if self._child is None:
+            return ""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_SECONDS_MAX):
                 await self._child.wait()
@@ -105,9 +107,14 @@ class Process(P2P):  # type: ignore[misc]
         try:
             await Remembered.create(**options)
         except BaseException as error:
-            for process in made:
-                await process.shutdown()
-            if made and made[-1].fault:
+            failed = bool(made) and isinstance(error, Exception)  # and was not cancelled
+            try:
+                if failed:
+                    await made[-1].end()  # its last words may still be on their way
+            finally:
+                for process in made:
+                    await process.shutdown()
+            if failed and made[-1].fault:
                 raise P2PDaemonError(made[-1].fault) from error
             raise
         return made[-1]

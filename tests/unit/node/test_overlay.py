@@ -16,6 +16,7 @@ import psutil
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from structlog.testing import capture_logs
 
@@ -207,6 +208,24 @@ async def test_a_daemon_that_dies_is_told_with_the_last_words_of_go(tmp_path: Pa
     first, second = [line["why"] for line in logs if line["event"].startswith("the libp2p daemon died")]
     assert re.match("runtime: .*(memory|thread)|fatal error: ", first), first
     assert second.startswith("it was killed, by this peer or by the system")
+
+
+async def test_the_last_words_of_a_daemon_that_ends_while_it_starts_are_waited_for_and_a_cancelled_start_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has told its id by then, so that what failed is the connection to it."""
+    monkeypatch.setattr(p2pd, "LAST_WORDS_SECONDS_MAX", 60.0)
+    words = "sh", "-c", "echo Peer ID: 1; sleep 0.2; echo runtime: no thread; exit 2"
+    with pytest.raises(P2PDaemonError, match=r"^runtime: no thread$"):
+        await p2pd.Process.started(folder=tmp_path, prefix=words)
+    with capture_logs() as logs:
+        start = asyncio.ensure_future(
+            p2pd.Process.started(folder=tmp_path, prefix=("sh", "-c", "echo runtime: slow; exec sleep 600"))
+        )
+        await until("its words", lambda: any(line.get("line") == "runtime: slow" for line in logs))
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
 
 
 async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(tmp_path: Path) -> None:

@@ -175,6 +175,21 @@ def test_a_temporary_folder_is_removed_by_a_later_process_if_its_own_was_killed(
     assert stat.S_IMODE(first.stat().st_mode) == 0o700
     remove()
     assert set(tmp_path.iterdir()) == {second, other}
+    opened, mkdir = os.open, Path.mkdir
+
+    def late(path: Path, *given: int) -> int:
+        monkeypatch.undo()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        disk.remove_killed(tmp_path, path.name.rstrip("0123456789"))  # another process, before this one holds its lock
+        return opened(path, *given)
+
+    def made(folder: Path, mode: int) -> None:
+        mkdir(folder, mode)
+        monkeypatch.setattr(os, "open", late)
+
+    monkeypatch.setattr(Path, "mkdir", made)
+    third, _ = disk.temporary_folder("run-")
+    assert set(tmp_path.iterdir()) == {second, third, other}
 
 
 def test_there_is_no_folder_below_a_file(tmp_path: Path) -> None:
