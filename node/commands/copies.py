@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -35,7 +34,7 @@ from node.imports import WAITING, many_imports, slowly
 from protos.accounts import loss_of
 from protos.address import is_web
 from protos.console import configure_logging
-from protos.disk import new_folder, write_bytes
+from protos.disk import new_folder, temporary_folder, write_bytes
 from protos.errors import DataError, NetworkError, OperatorError, RefusedError
 from protos.evaluation import figures
 from protos.invite import Invite, is_link
@@ -228,10 +227,13 @@ def archive_at(run: str, into: Path | None) -> Iterator[Path]:
             )
         yield Path(run)
         return
-    with tempfile.TemporaryDirectory(prefix="swarmentum-verify-") as own:
-        folder = into or Path(own) / "archive"  # beside it there is no model of somebody else
+    own, remove = temporary_folder("swarmentum-verify-")
+    try:
+        folder = into or own / "archive"  # beside it there is no model of somebody else
         _with_progress(f"copying {run}", lambda told: fetch(run, folder, told))
         yield folder
+    finally:
+        remove()
 
 
 def copy_archive(run: Path, address: str, *, as_json: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -169,10 +168,12 @@ class Local:
         kept = self._here.run_folder(self._keeper, self._invite.run_id) / "archive"
         if not kept.is_dir():
             raise OperatorError("the archive has no step yet: call wait(1) first")
-        with tempfile.TemporaryDirectory(prefix="swarmentum-verify-") as made:
-            copy = Path(made) / "archive"  # does not grow while it is read
-            shutil.copytree(kept, copy)
-            return verify(copy, run_id=self._invite.run_id.hex())
+        made, remove = temporary_folder("swarmentum-verify-")
+        try:
+            shutil.copytree(kept, made / "archive")  # does not grow while it is read
+            return verify(made / "archive", run_id=self._invite.run_id.hex())
+        finally:
+            remove()
 
     def close(self) -> None:
         """End all processes. A folder that nobody named is removed. Does nothing the second time."""
