@@ -63,7 +63,7 @@ class WithoutDropout(TorchFunctionMode):
 
 @contextmanager
 def _middle() -> Iterator[None]:
-    with WithoutDropout(), MiddleDraws():  # type: ignore[no-untyped-call]
+    with WithoutDropout(), MiddleDraws():
         yield
 
 

@@ -103,6 +103,9 @@ class _Mode(Mode):
         out.copy_(flat.view(out.shape))
 
 
+MIDDLES_MAX: Final = 10_000
+
+
 class NotDrawn(Mode):  # type: ignore[no-untyped-call]
     """See `nothing_drawn`."""
 
@@ -124,7 +127,11 @@ class NotDrawn(Mode):  # type: ignore[no-untyped-call]
 
 class MiddleDraws(Mode):  # type: ignore[no-untyped-call]
     """Inside, a draw gives the middle of its distribution everywhere: noise, and dropout of a model's own. Permutations are
-    drawn as ever."""
+    drawn as ever, and so is all after MIDDLES_MAX draws: a model may draw until a number suits it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._left = MIDDLES_MAX
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given, name = kwargs or {}, func.overloadpacket
@@ -133,7 +140,8 @@ class MiddleDraws(Mode):  # type: ignore[no-untyped-call]
         result = func(*args, **given)
         if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(result, torch.Tensor):
             return result
-        middle = _middle_of(func, args, given)
+        self._left -= 1
+        middle = _middle_of(func, args, given) if self._left >= 0 else None
         return result if middle is None else result.copy_(torch.as_tensor(middle).expand(result.shape))
 
 

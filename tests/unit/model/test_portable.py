@@ -70,6 +70,12 @@ def test_blocks_continue_one_stream() -> None:
 
 def test_what_draws_in_training_alone_is_as_ever_in_evaluation() -> None:
     """Its default slopes are left out of the call, so that `training` took the place of one."""
-    with MiddleDraws():  # type: ignore[no-untyped-call]
+    with MiddleDraws():
         slope = torch.rrelu(torch.tensor(-1.0))
     assert slope == torch.rrelu(torch.tensor(-1.0))
+
+
+def test_a_model_that_draws_until_a_number_suits_it_comes_to_an_end() -> None:
+    with MiddleDraws():
+        while torch.rand(()) <= 0.5:
+            pass
