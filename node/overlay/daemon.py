@@ -61,6 +61,9 @@ CHANGE_SECONDS_MAX = 60.0
 # A daemon that ends sooner is started again later and later: up to RESTART_SECONDS_MAX.
 STEADY_SECONDS = 60.0
 RESTART_SECONDS_MAX = 30.0
+# A daemon is asked so often, and may take so long to answer: far longer than on a busy machine.
+ASKED_EVERY_SECONDS = 30.0
+STANDING_SECONDS = 60.0
 FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
 """Exceptions of a call to p2pd that has failed, or that did not end in time."""
 
@@ -219,7 +222,12 @@ class Daemon:
         began = time.monotonic()
         self._seen = set()
         self._cut_off()  # sees the sockets
-        await bounded(p2p._child, self._log, self._cut_off)
+        asked = asyncio.ensure_future(self._ask_now_and_then(p2p))
+        try:
+            await bounded(p2p._child, self._log, self._cut_off)
+        finally:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
         if self._closing or p2p is not self._p2p:
             return
         delay = 0.0
@@ -247,6 +255,20 @@ class Daemon:
             if self._changed is not None:
                 self._changed.set()
             return
+
+    async def _ask_now_and_then(self, p2p: Process) -> None:
+        """Kill this p2pd once it stands still: it holds the port, and nobody reaches this peer."""
+        while True:
+            await asyncio.sleep(ASKED_EVERY_SECONDS)
+            try:
+                await self.ask(p2pd_pb2.Request.IDENTIFY, STANDING_SECONDS)
+            except TimeoutError:
+                seconds = round(STANDING_SECONDS)
+                self._log.warning("the libp2p daemon stands still; ending it", seconds=seconds)
+                p2p.kill()
+                return
+            except FAILURES:
+                continue  # it ended
 
     def prefer(self, **settings: Any) -> None:
         """Start p2pd with these settings the next time that it starts."""

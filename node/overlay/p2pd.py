@@ -81,10 +81,14 @@ class Process(P2P):  # type: ignore[misc]
             async with asyncio.timeout(END_SECONDS_MAX):
                 await super().shutdown()
         except TimeoutError:
-            with suppress(psutil.NoSuchProcess):
-                for process in _family(self._child.pid):
-                    process.kill()
+            self.kill()
             await super().shutdown()
+
+    def kill(self) -> None:
+        """At once, also if it stands still."""
+        with suppress(psutil.NoSuchProcess):
+            for process in _family(self._child.pid):
+                process.kill()
 
     def _terminate(self) -> None:
         with suppress(OSError):  # its last work: the sockets, whose disk may have become read-only

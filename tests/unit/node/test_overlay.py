@@ -22,6 +22,7 @@ from structlog.testing import capture_logs
 
 from node.blobs.blobs import PROTOCOL, BlobServer, WireBytes
 from node.blobs.fetcher import BlobFetcher
+from node.overlay import daemon as daemon_module
 from node.overlay import links, p2pd, pubsub
 from node.overlay.dht import Discovery, _OwnRecordsOnly, open_record, run_key
 from node.overlay.host import Host
@@ -184,6 +185,21 @@ async def test_a_daemon_that_stands_still_is_told_and_killed(tmp_path: Path, mon
         with pytest.raises(NetworkError, match="takes no streams of /nobody/1: it stands still"):
             await ada.serve("/nobody/1", ada._on_life)
     assert not standing.is_running()
+
+
+async def test_a_daemon_that_stands_still_in_a_run_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its peer only heard that gossip failed, and its votes came to nobody."""
+    monkeypatch.setattr(daemon_module, "ASKED_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(daemon_module, "STANDING_SECONDS", 5.0)
+    with capture_logs() as logs:
+        async with asyncio.timeout(240), hosts(tmp_path, 1) as [ada]:
+            standing = psutil.Process(ada.p2p._child.pid)
+            standing.suspend()
+            await until("it is ended, and the next one starts", lambda: ada.restarts >= 1)
+    assert not standing.is_running()
+    assert "the libp2p daemon stands still; ending it" in [line["event"] for line in logs]
 
 
 async def test_a_daemon_that_dies_is_told_with_the_last_words_of_go(tmp_path: Path) -> None:
