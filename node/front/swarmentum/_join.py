@@ -253,9 +253,7 @@ class Joined:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-        # A program that leaves may do with its model what it wants: the last share has no votes.
-        moved = isinstance(self._peer.error, ParametersMovedError)
-        if error is None and not moved:
+        if error is None:
             self._raise()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
 
-from node.training.maker import Handover, ParametersMovedError
+from node.training.maker import Handover
 from node.training.own_loss import Unmoved
 from protos.errors import NetworkError, OperatorError
 from swarmentum import _join
@@ -418,14 +418,3 @@ def test_a_closure_that_leaves_its_batch_out_is_a_step_without_votes() -> None:
     optimizer = SwarmOptimizer(peer)  # type: ignore[arg-type]
     optimizer.step(lambda: None)
     assert (peer.losses, peer.shares) == ([], 2)
-
-
-def test_a_program_that_leaves_may_cast_and_move_its_model() -> None:
-    """As Lightning's teardown does on a GPU: the end of a training that went well was an error."""
-    joined: Any = object.__new__(Joined)
-    joined._peer = SimpleNamespace(close=lambda: None, error=ParametersMovedError("the program changed a parameter"))
-    with joined:
-        pass
-    joined._peer.error = NetworkError("nobody answers")
-    with pytest.raises(NetworkError, match="nobody answers"), joined:
-        pass
