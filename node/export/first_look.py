@@ -5,10 +5,8 @@ Refuses what `node.model.dry_run` refuses, and a model that cannot be exported, 
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -21,6 +19,7 @@ from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.gradients import logits_of
 from node.model.passes import FAILURES, answers_of, undisturbed
 from node.model.spec import ModelError, ModelSpec, build
+from protos.disk import temporary_folder
 from protos.run_config import RunConfig
 from protos.run_sections import ReferenceLoss
 
@@ -149,8 +148,9 @@ def _back_of_type(model: nn.Module, tokenizer: Tokenizer, where: str) -> nn.Modu
     """A model of transformers, written to a folder that is removed again, and loaded."""
     from transformers import AutoModelForCausalLM
 
-    with tempfile.TemporaryDirectory(prefix="swarmentum-export-") as folder:
-        path = Path(folder) / "model"
+    folder, remove = temporary_folder("swarmentum-export-")
+    try:
+        path = folder / "model"
         try:
             export(model, tokenizer, path, {})
         except ExportError as error:
@@ -163,6 +163,8 @@ def _back_of_type(model: nn.Module, tokenizer: Tokenizer, where: str) -> nn.Modu
         except FAILURES as error:
             raise ModelError(f"{where}: its export cannot be loaded again: {_why(error)}") from error
         return back
+    finally:
+        remove()
 
 
 def _why(error: Exception) -> str:

@@ -104,8 +104,10 @@ class Passes:
     def without_chance(self) -> Iterator[None]:
         """In a pass of `logits`, dropout changes nothing, and a draw gives the middle. `tokens` draws as ever."""
         self._drawing = _middle
-        yield
-        self._drawing = nullcontext
+        try:
+            yield
+        finally:
+            self._drawing = nullcontext
 
     def reference(self) -> float:
         """The loss of a fixed batch, as it will be evaluated."""

@@ -363,7 +363,7 @@ class Handover:
             return
         moved: ParametersMovedError | None = None
         try:
-            if not isinstance(result, NoVotes):  # a program that leaves may do with its model what it wants
+            if not isinstance(result, NoVotes):  # a model may be frozen while it has no gradient to give, as at the end
                 self.check()
             if name := "" if self._before is None else self._before.moved():
                 raise ParametersMovedError(
