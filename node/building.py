@@ -138,19 +138,10 @@ class Home:
         """The peer's network side. Call it on the network thread's loop."""
         return Session(
             build_session(
-                invite,
-                identity,
-                identity_path,
-                overlay,
-                self.door,
-                self.store.get,
-                self.payloads,
-                emit,
-                outside,
-                archive=archive,
-                counters=counters,
+                invite, identity, identity_path, overlay, self.door, self.store.get, self.payloads, emit, outside,
+                archive=archive, counters=counters,
             )
-        )
+        )  # fmt: skip
 
 
 def assemble(
@@ -296,8 +287,12 @@ class Own:
                 f"{named.hex()[:DIGITS_SHOWN]}{_frozen(model, start) or difference(mine, theirs)}. "
                 "Names, shapes, their order and which are tables (nn.Embedding) have to be the run's"
             )
+        first = {} if start is None else dict(start.named_parameters())
+        if start is not None and (other := _other_frozen(dict(model.named_parameters()), first)):
+            raise ModelError(
+                f"model: {other}: a run's state has its frozen parameters, too, in the same names and shapes"
+            )
         if start is not None and not blank:
-            first = dict(start.named_parameters())
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.copy_(first[name])
@@ -325,6 +320,15 @@ def _frozen(model: nn.Module, start: nn.Module | None) -> str:
             return f": {name} is frozen (requires_grad=False), and {run}: call {name}.requires_grad_() before join"
         if parameter.requires_grad and not theirs.get(name, True):
             return f": the run has {name} frozen: call {name}.requires_grad_(False) before join"
+    return ""
+
+
+def _other_frozen(mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> str:
+    """The first parameter that the model and the run's do not both have, in words. The layout tells those that are trained."""
+    for name in (*mine, *theirs):
+        ours, runs = (str(tuple(it[name].shape)) if name in it else "not there" for it in (mine, theirs))
+        if ours != runs:
+            return f"{name} is {ours}, and {runs} in the run's"
     return ""
 
 
@@ -369,16 +373,9 @@ def replica_of(
         else:
             model = effort.prepare(model.to(device))
         replica = Replica(
-            run_id,
-            model,
-            optimizer,
-            size,
-            author=public_key,
-            second=kind_of(memory, optimizer),
-            maker=maker,
-            digest_steps=digest_steps,
-            copy_folder=copy_folder,
-        )
+            run_id, model, optimizer, size, author=public_key, second=kind_of(memory, optimizer),
+            maker=maker, digest_steps=digest_steps, copy_folder=copy_folder,
+        )  # fmt: skip
         replica.is_blank = blank
         return replica
     if optimizer.method == "paper":

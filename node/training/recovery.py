@@ -198,10 +198,8 @@ class Recovery:
             self._stop(doubt, digest)
         self._log.warning(
             "the state differs now that the peer has computed it again: memory or a disk of this machine erred; check them",
-            step=step,
-            before=doubt.digest.hex()[:16],
-            now=digest.hex()[:16],
-        )
+            step=step, before=doubt.digest.hex()[:16], now=digest.hex()[:16],
+        )  # fmt: skip
 
     # ---- computing again ---------------------------------------------------------------------------------------------
 
@@ -265,14 +263,10 @@ class Recovery:
         """Keep the evidence, and stop: this peer's state stands."""
         path = self._folder / EVIDENCE
         evidence = {
-            "run": self._replica.run_id.hex(),
-            "step": doubt.step,
-            "computed": doubt.digest.hex(),
-            "computed_again": None if again is None else again.hex(),
-            "claimed": doubt.claimed.hex(),
-            "entry_envelope": doubt.entry.hex(),
-            "said": doubt.reason,
-        }
+            "run": self._replica.run_id.hex(), "step": doubt.step, "computed": doubt.digest.hex(),
+            "computed_again": None if again is None else again.hex(), "claimed": doubt.claimed.hex(),
+            "entry_envelope": doubt.entry.hex(), "said": doubt.reason,
+        }  # fmt: skip
         write_bytes(path, (json.dumps(evidence, indent=2) + "\n").encode())
         twice = "computed it again, with the same result" if again == doubt.digest else "could not compute it again"
         if again is not None and again != doubt.digest:
@@ -302,10 +296,7 @@ class Recovery:
         while True:
             wanted = [s for s in offered if s.step > newer_than and s.root not in self._bad]
             if offered and not wanted and newer_than < 0:
-                what = "the run's log" if self._start is None else "the run's log or genesis"
-                raise DivergedError(
-                    f"no agreed snapshot of this run holds what {what} says; ask the run's operator to withdraw them"
-                )
+                raise DivergedError(self._none(offered))
             if any(self._loaded(snapshot) for snapshot in wanted):
                 return
             if time.monotonic() > give_up:
@@ -320,6 +311,16 @@ class Recovery:
             self.loading.ended()
             offered = self._swarm.offered()
 
+    def _none(self, offered: Sequence[Snapshot]) -> str:
+        if all(it.total_bytes != self._bytes for it in offered):
+            return (
+                f"the agreed states of this run have {offered[0].total_bytes} bytes, and a state of this peer's model has "
+                f"{self._bytes}: parameters that are frozen (requires_grad=False) belong to a state, so they have to be the "
+                "run's in names and shapes, too. If they are, ask the run's operator to withdraw the snapshots"
+            )
+        what = "the run's log" if self._start is None else "the run's log or genesis"
+        return f"no agreed snapshot of this run holds what {what} says; ask the run's operator to withdraw them"
+
     def _away(self, wanted: Sequence[Snapshot], newer_than: int) -> str:
         if wanted and wanted[0].step == 0 and self._start is not None:
             return f"no peer that has the starting state ({self._start.state}) is online: waiting"
@@ -331,9 +332,8 @@ class Recovery:
 
     def _loaded(self, snapshot: Snapshot) -> bool:
         """Whether the replica has loaded this snapshot. If not, the peer's log says why."""
-        self._log.info(
-            "loading snapshot", step=snapshot.step, bytes=snapshot.total_bytes, holders=len(snapshot.holders)
-        )
+        size, holders = snapshot.total_bytes, len(snapshot.holders)
+        self._log.info("loading snapshot", step=snapshot.step, bytes=size, holders=holders)
         try:
             self._load(snapshot)
         except NetworkError as error:
@@ -350,7 +350,7 @@ class Recovery:
 
     def _load(self, snapshot: Snapshot) -> None:
         if snapshot.total_bytes != self._bytes:
-            raise BadSnapshotError(f"it has {snapshot.total_bytes} bytes, and a state of this run has {self._bytes}")
+            raise BadSnapshotError(f"it has {snapshot.total_bytes} bytes, and this peer's has {self._bytes}")
         if snapshot.step == 0 and self._start is not None:
             self._load_fork(self._start, snapshot)
             return

@@ -128,6 +128,27 @@ def test_a_parameter_that_is_frozen_on_one_side_alone_is_named(
         own(mine).replica(start, config(), 128, RUN, bytes(32), layout)
 
 
+def beside(*shape: int) -> TwoTokens:
+    model = TwoTokens(64)
+    model.register_parameter("kept", nn.Parameter(torch.ones(shape), requires_grad=False))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("mine", "start", "said"),
+    [
+        (beside(), TwoTokens(64), r"kept is \(\), and not there in the run's: a run's state has its frozen"),
+        (TwoTokens(64), beside(2), r"kept is not there, and \(2,\) in the run's"),
+        (beside(2), beside(1), r"kept is \(2,\), and \(1,\) in the run's"),
+    ],
+)
+@pytest.mark.parametrize("blank", [False, True])
+def test_frozen_parameters_are_the_run_s(mine: nn.Module, start: nn.Module, said: str, blank: bool) -> None:
+    """A frozen teacher ended the peer with a bare KeyError, and later with the advice to withdraw the run's snapshots."""
+    with pytest.raises(ModelError, match=said):
+        own(mine).replica(start, config(), 128, RUN, bytes(32), b"", blank=blank)
+
+
 def with_buffer(name: str, value: float) -> TwoTokens:
     model = TwoTokens(64)
     model.register_buffer(name, torch.full((2,), value), persistent=False)

@@ -267,6 +267,16 @@ def test_a_snapshot_that_is_not_the_logs_is_refused(tmp_path: Path, what: str) -
     assert (world.replica.step, world.bad) == (4, [bad])
 
 
+def test_a_model_with_other_frozen_parameters_is_told_of_them(tmp_path: Path) -> None:
+    """A program's: it heard that no snapshot holds, and that the operator has to withdraw them all."""
+    log = Log(4)
+    world = World(tmp_path, log)
+    world.serves(*log.manifests[4])
+    world.replica.model.register_parameter("kept", nn.Parameter(torch.ones(2), requires_grad=False))
+    with pytest.raises(DivergedError, match=r"have \d+ bytes, and a state of this peer's model has \d+: .* frozen"):
+        world.recovery.begin(world.offered(), 4)
+
+
 def test_a_joiner_waits_while_nobody_is_online(tmp_path: Path) -> None:
     """It ended with exit code 3 after 18 s."""
     log = Log(4)
