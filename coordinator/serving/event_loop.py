@@ -168,8 +168,8 @@ class RunRuntime:
                 self._check_acts()
                 self._arm(self.trouble.failed(error, monotonic_ms(), self.run.head_step))
                 raise JournalError(self.trouble.why) from error
-            if refusals and self.trouble.why:  # it reads the journal after a failed write, so no peer is connected
-                raise JournalError(self.trouble.why)
+            if refusals and self.trouble.why and isinstance(event, Reported):
+                raise JournalError(self.trouble.why)  # its peer is not connected because the journal was read again
             return refusals
 
     async def _carry_out(self, event: Event, verdict: machine.StepResult) -> Refusals:

@@ -1,5 +1,6 @@
 """A full disk at the coordinator: one error, a metric, a reason for everybody; nothing lost, and the run goes on with room."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from coordinator.serving import throttled_log
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.throttled_log import FAILING, FULL, RETRY_MS_MAX, Trouble
 from coordinator.store.journal import JournalError
+from protos.calls import SessionLostError
 from protos.errors import NetworkError
 from tests.unit.coordinator.serving import peers, served, tick_of
 from tests.unit.coordinator.test_service import WAITS, _open_tick, begin, eventually, one_step
@@ -66,9 +68,11 @@ async def test_a_full_disk_is_one_error_a_metric_and_a_reason_and_the_run_goes_o
 
 
 async def joins(peer: Any) -> None:
-    """As a peer's program does: again until the coordinator takes it."""
+    """As a peer's program does: it follows in its session, and joins only when the coordinator says so."""
     for _ in range(200):
         try:
+            with suppress(SessionLostError):
+                await anext(peer.client.follow(1))
             await peer.join(from_step=1)
             await peer.ready(1)
         except NetworkError:
