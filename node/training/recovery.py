@@ -312,14 +312,14 @@ class Recovery:
             offered = self._swarm.offered()
 
     def _none(self, offered: Sequence[Snapshot]) -> str:
-        if all(it.total_bytes != self._bytes for it in offered):
-            return (
-                f"the agreed states of this run have {offered[0].total_bytes} bytes, and a state of this peer's model has "
-                f"{self._bytes}: parameters that are frozen (requires_grad=False) belong to a state, so they have to be the "
-                "run's in names and shapes, too. If they are, ask the run's operator to withdraw the snapshots"
-            )
-        what = "the run's log" if self._start is None else "the run's log or genesis"
-        return f"no agreed snapshot of this run holds what {what} says; ask the run's operator to withdraw them"
+        genesis = "" if self._start is None else " or genesis"
+        sizes = (
+            f": they have {offered[0].total_bytes} bytes, a state of this peer's model has {self._bytes}. Frozen parameters "
+            "(requires_grad=False) belong to it: they have to be the run's in names and shapes, too. If they are"
+        )
+        why = sizes if all(it.total_bytes != self._bytes for it in offered) else ""
+        none = f"no agreed snapshot of this run holds what the run's log{genesis} says{why}"
+        return f"{none}{',' if why else ';'} ask the run's operator to withdraw them"
 
     def _away(self, wanted: Sequence[Snapshot], newer_than: int) -> str:
         if wanted and wanted[0].step == 0 and self._start is not None:
