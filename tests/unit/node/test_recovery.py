@@ -273,7 +273,9 @@ def test_a_model_with_other_frozen_parameters_is_told_of_them(tmp_path: Path) ->
     world = World(tmp_path, log)
     world.serves(*log.manifests[4])
     world.replica.model.register_parameter("kept", nn.Parameter(torch.ones(2), requires_grad=False))
-    with pytest.raises(DivergedError, match=r"have 16464 bytes, a state of this peer's model has 16528. Frozen parameters"):
+    with pytest.raises(
+        DivergedError, match=r"have 16464 bytes, a state of this peer's model has 16528. Frozen parameters"
+    ):
         world.recovery.begin(world.offered(), 4)
 
 
