@@ -9,7 +9,9 @@ large, is damaged, or belongs after another message.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 import socket
 import ssl
@@ -99,6 +101,7 @@ def fetch_certificate(
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # the code below checks the pin on the certificate itself
     context.set_alpn_protocols(["h2"])
+    context.sslsocket_class = _Secure
     try:
         with (
             _connected(host.strip("[]"), int(port), seconds_max, proxy) as plain,
@@ -121,6 +124,17 @@ def fetch_certificate(
             "ask the run's operator for a new invite"
         )
     return ssl.DER_cert_to_PEM_cert(certificate).encode()
+
+
+class _Secure(ssl.SSLSocket):
+    """`wrap_socket` asks for the peer's name first, and where the server has gone it leaves the socket open: not so here."""
+
+    def getpeername(self) -> Any:
+        try:
+            return super().getpeername()
+        except OSError as error:
+            self.close()
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)) from error
 
 
 def _connected(host: str, port: int, seconds_max: float, proxy: HttpProxy | None) -> socket.socket:

@@ -2,6 +2,9 @@
 another time or environment."""
 
 import os
+import select
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +21,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from grpc_health.v1 import health, health_pb2_grpc
 
 from coordinator.store import home_files
-from protos.calls import out_of_date
+from protos.calls import fetch_certificate, out_of_date
+from protos.errors import NetworkError
 from tests.unit.connect_proxy import connect_proxy
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
@@ -161,3 +165,21 @@ def test_an_operator_hears_a_year_before_that_a_certificate_of_before_ends(tmp_p
     assert home_files.load_or_create(tmp_path).ends_soon(now + timedelta(days=365_000)) == ""
     assert out_of_date(old.certificate_pem, now) == ""
     assert "holds from 2026-11-24 to 2036-11-22" in out_of_date(old.certificate_pem, now + timedelta(days=4000))
+
+
+def test_a_server_that_ends_the_connection_first_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`wrap_socket` left it to the garbage collector, once in some hundred starts of a coordinator that was stopped at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ours = socket.create_connection(("127.0.0.1", port), timeout=9)
+        theirs, _ = server.accept()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its close is a reset
+        theirs.close()
+        assert select.select([ours], [], [], 9)[0]
+        descriptor = ours.fileno()
+        monkeypatch.setattr(socket, "create_connection", lambda *_, **__: ours)
+        with pytest.raises(NetworkError, match="no coordinator answers at") as caught:
+            fetch_certificate(f"127.0.0.1:{port}", bytes(32))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    assert isinstance(caught.value.__cause__, ConnectionResetError)
