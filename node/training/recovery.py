@@ -82,7 +82,7 @@ class Recovery:
         self._digests: dict[int, bytes] = {}
         self._doubt: Divergence | None = None
         self._recomputed = 0
-        self._bad: set[bytes] = set()
+        self._bad: dict[bytes, str] = {}  # root: why
         self._bytes = 0
 
     # ---- at the start ------------------------------------------------------------------------------------------------
@@ -198,8 +198,10 @@ class Recovery:
             self._stop(doubt, digest)
         self._log.warning(
             "the state differs now that the peer has computed it again: memory or a disk of this machine erred; check them",
-            step=step, before=doubt.digest.hex()[:16], now=digest.hex()[:16],
-        )  # fmt: skip
+            step=step,
+            before=doubt.digest.hex()[:16],
+            now=digest.hex()[:16],
+        )
 
     # ---- computing again ---------------------------------------------------------------------------------------------
 
@@ -263,10 +265,14 @@ class Recovery:
         """Keep the evidence, and stop: this peer's state stands."""
         path = self._folder / EVIDENCE
         evidence = {
-            "run": self._replica.run_id.hex(), "step": doubt.step, "computed": doubt.digest.hex(),
-            "computed_again": None if again is None else again.hex(), "claimed": doubt.claimed.hex(),
-            "entry_envelope": doubt.entry.hex(), "said": doubt.reason,
-        }  # fmt: skip
+            "run": self._replica.run_id.hex(),
+            "step": doubt.step,
+            "computed": doubt.digest.hex(),
+            "computed_again": None if again is None else again.hex(),
+            "claimed": doubt.claimed.hex(),
+            "entry_envelope": doubt.entry.hex(),
+            "said": doubt.reason,
+        }
         write_bytes(path, (json.dumps(evidence, indent=2) + "\n").encode())
         twice = "computed it again, with the same result" if again == doubt.digest else "could not compute it again"
         if again is not None and again != doubt.digest:
@@ -282,7 +288,7 @@ class Recovery:
     def _reject(self, base: Snapshot, doubt: Divergence) -> None:
         """The log contradicts the snapshot that this peer began with: the peer loads the snapshot before it."""
         self._log.error("the log contradicts the snapshot that this peer loaded", step=base.step, why=doubt.reason)
-        self._bad.add(base.root)
+        self._bad[base.root] = doubt.reason
         self._swarm.found_bad(base)
         self._again_from(lambda: self.load(self._swarm.offered()), store=True)
 
@@ -296,7 +302,11 @@ class Recovery:
         while True:
             wanted = [s for s in offered if s.step > newer_than and s.root not in self._bad]
             if offered and not wanted and newer_than < 0:
-                raise DivergedError(self._none(offered))
+                what = "the run's log" if self._start is None else "the run's log or genesis"
+                raise DivergedError(
+                    f"no agreed snapshot of this run holds what {what} says: {self._bad[offered[0].root]}. If all parameters "
+                    "of this peer's model are the run's, frozen ones, too, ask the run's operator to withdraw the snapshots"
+                )
             if any(self._loaded(snapshot) for snapshot in wanted):
                 return
             if time.monotonic() > give_up:
@@ -310,16 +320,6 @@ class Recovery:
                 raise StoppedError("stopped while waiting for a peer that has the model")
             self.loading.ended()
             offered = self._swarm.offered()
-
-    def _none(self, offered: Sequence[Snapshot]) -> str:
-        genesis = "" if self._start is None else " or genesis"
-        sizes = (
-            f": they have {offered[0].total_bytes} bytes, a state of this peer's model has {self._bytes}. Frozen parameters "
-            "(requires_grad=False) belong to it: they have to be the run's in names and shapes, too. If they are"
-        )
-        why = sizes if all(it.total_bytes != self._bytes for it in offered) else ""
-        none = f"no agreed snapshot of this run holds what the run's log{genesis} says{why}"
-        return f"{none}{',' if why else ';'} ask the run's operator to withdraw them"
 
     def _away(self, wanted: Sequence[Snapshot], newer_than: int) -> str:
         if wanted and wanted[0].step == 0 and self._start is not None:
@@ -341,7 +341,7 @@ class Recovery:
             return False
         except Refusal as error:
             self._log.error("an agreed snapshot does not hold what the log says", step=snapshot.step, why=str(error))
-            self._bad.add(snapshot.root)
+            self._bad[snapshot.root] = error.detail
             self._swarm.found_bad(snapshot)
             return False
         finally:
@@ -350,7 +350,7 @@ class Recovery:
 
     def _load(self, snapshot: Snapshot) -> None:
         if snapshot.total_bytes != self._bytes:
-            raise BadSnapshotError(f"it has {snapshot.total_bytes} bytes, and this peer's has {self._bytes}")
+            raise BadSnapshotError(f"it has {snapshot.total_bytes} bytes, and this peer's model has {self._bytes}")
         if snapshot.step == 0 and self._start is not None:
             self._load_fork(self._start, snapshot)
             return

@@ -168,7 +168,7 @@ def test_an_operator_hears_a_year_before_that_a_certificate_of_before_ends(tmp_p
 
 
 def test_a_server_that_ends_the_connection_first_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`wrap_socket` left it to the garbage collector, once in some hundred starts of a coordinator that was stopped at once."""
+    """`wrap_socket` left it to the garbage collector, as a coordinator showed that was stopped at once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         ours = socket.create_connection(("127.0.0.1", port), timeout=9)

@@ -267,15 +267,27 @@ def test_a_snapshot_that_is_not_the_logs_is_refused(tmp_path: Path, what: str) -
     assert (world.replica.step, world.bad) == (4, [bad])
 
 
-def test_a_model_with_other_frozen_parameters_is_told_of_them(tmp_path: Path) -> None:
+def keeping(made: Replica, name: str) -> Replica:
+    made.model.register_parameter(name, nn.Parameter(torch.ones(2), requires_grad=False))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("longer_by_more", r"it has \d+ bytes, and this peer's model has \d+"),
+        ("kepu", "snapshot lacks parameters: 1 in all, such as kepu"),
+    ],
+)
+def test_a_model_with_other_frozen_parameters_is_told_of_them(tmp_path: Path, name: str, said: str) -> None:
     """A program's: it heard that no snapshot holds, and that the operator has to withdraw them all."""
-    log = Log(4)
+    log, other = Log(4), keeping(replica(), "kept")
+    for step, entry in log.entries.items():
+        other.apply(entry, updates_of(step))
     world = World(tmp_path, log)
-    world.serves(*log.manifests[4])
-    world.replica.model.register_parameter("kept", nn.Parameter(torch.ones(2), requires_grad=False))
-    with pytest.raises(
-        DivergedError, match=r"have 16464 bytes, a state of this peer's model has 16528. Frozen parameters"
-    ):
+    world.serves(*other.packed())
+    keeping(world.replica, name)
+    with pytest.raises(DivergedError, match=rf"log says: .*{said}.* are the run's, frozen ones, too"):
         world.recovery.begin(world.offered(), 4)
 
 
