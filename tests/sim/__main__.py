@@ -21,7 +21,6 @@ from pathlib import Path
 SHM = Path("/dev/shm")
 STEPS_A_SECOND = 14 / 60  # so that a run is about as long as its bad time
 LONG_PART = 0.2
-# Beyond a peer's patience (600 s): who comes back to a finished run that everybody has left looks for payloads for so long.
 END_SECONDS_MAX = 900.0
 REAL_TIME = time.perf_counter
 
@@ -83,8 +82,7 @@ async def _play(  # type: ignore[no-untyped-def]
                 loop.call_later(chance.uniform(0.0, 5.0), peer.start)
             faults.schedule(world, drawn)
             await world.until(lambda: False, seconds)
-            finished = await world.until(lambda: all(p.finished or p.too_late for p in world.peers), END_SECONDS_MAX)
-            _check(world, finished, names)
+            _check(world, await _ends(world), names)
     except BaseException:
         for note in world.notes:
             print("   ", note, file=sys.stderr)
@@ -104,6 +102,30 @@ def _config(RunConfig, clock, peers: int, aggregators: int):  # type: ignore[no-
     allowed = [identity_of(number).peer_id for number in range(peers)]
     optimizer = {"selection": "random", "one_in": 16}
     return RunConfig(clock=clock, optimizer=optimizer, admission={"mode": "allow_list", "allowed": allowed})
+
+
+async def _ends(world) -> bool:  # type: ignore[no-untyped-def]
+    """Whether the run comes to its end, and each peer to its own, without a peer that gives up and joins again.
+
+    A peer that comes back to a finished run that everybody has left waits for its whole patience.
+    """
+    from tests.sim.world import PATIENCE_SECONDS
+
+    def decided() -> bool:
+        run = world.coordinator.hub.runs[world.coordinator.run_id].run
+        return bool(run.head_step >= run.config.clock.steps)
+
+    def over() -> bool:
+        return all(peer.finished or peer.too_late for peer in world.peers)
+
+    if not await world.until(
+        lambda: decided() or over(), END_SECONDS_MAX
+    ):  # an older journal may come back after the end
+        return False
+    if await world.until(over, END_SECONDS_MAX):
+        return True
+    late = [peer for peer in world.peers if not peer.finished]
+    return await world.until(over, PATIENCE_SECONDS) and all(peer.too_late for peer in late)
 
 
 def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ignore[no-untyped-def]

@@ -61,6 +61,8 @@ from tests.sim.network import COORDINATOR, Channel, Net, Overlay, SimDiscovery, 
 
 VOCABULARY, CONTEXT = 64, 8
 RESTART_SECONDS = 2.0  # a supervisor starts a peer again that ended with an error
+PATIENCE_SECONDS = 1200.0
+"""Longer than a run: a peer that gives up and joins again would hide that the run stands still. Real ones wait without end."""
 
 
 class Bigrams(nn.Module):
@@ -324,7 +326,7 @@ class PeerProcess:
         self.folder.mkdir(exist_ok=True)
         store = SnapshotStore(self.folder / "pieces", 1 << 30)
         home = Home(self.folder, store, SimPayloads(self), SimDoor(self))
-        overlay = OverlaySettings(patience_seconds=120.0)
+        overlay = OverlaySettings(patience_seconds=PATIENCE_SECONDS)
         outside = Outside(
             host=lambda identity, path, settings, refused: SimHost(
                 world.overlay, self.name, identity, path, settings, refused
