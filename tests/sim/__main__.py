@@ -118,9 +118,7 @@ async def _ends(world) -> bool:  # type: ignore[no-untyped-def]
     def over() -> bool:
         return all(peer.finished or peer.too_late for peer in world.peers)
 
-    if not await world.until(
-        lambda: decided() or over(), END_SECONDS_MAX
-    ):  # an older journal may come back after the end
+    if not await world.until(decided, END_SECONDS_MAX):
         return False
     if await world.until(over, END_SECONDS_MAX):
         return True

@@ -159,7 +159,8 @@ def old_journal(world: World, fault: Fault) -> Callable[[], None]:
     def restored() -> None:
         head = coordinator.head_step
         here = [peer.keeps(began, head) for peer in world.peers]
-        if coordinator.service is None or not all(here) or coordinator.full:
+        over = head >= world.config.clock.steps  # peers that have heard of the end leave, and keep nothing
+        if coordinator.service is None or not all(here) or coordinator.full or over:
             return
         coordinator.crash()
         for path in coordinator.path.parent.glob(f"{coordinator.path.name}*"):
