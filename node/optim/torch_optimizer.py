@@ -7,6 +7,7 @@ weights. Each step looks whether parameters and state are what they were, and wh
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, overload
@@ -123,7 +124,8 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         elif method != "demo" or chunk != PaperConfig.chunk:
             raise ValueError(f"method {method!r} with chunk {chunk}: methods are demo, with chunks of 64, and paper")
         if unknown := settings.keys() - SETTINGS:
-            raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(SETTINGS))}")
+            there_are = sorted(SETTINGS | inspect.signature(DeMoOptimizer).parameters.keys() - {"params", "settings"})
+            raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(there_are)}")
         if isinstance(params, nn.Module):
             check_unwrapped(params)
         random = {"seed": seed_bytes(seed)}

@@ -185,7 +185,7 @@ def test_local_steps_move_and_are_paid_back():
 
 def test_a_setting_that_does_not_exist_is_refused():
     model, _, _ = model_and_data(1)
-    with pytest.raises(TypeError, match=r"topk: no such setting; there are base, .*top_k"):
+    with pytest.raises(TypeError, match=r"topk: no such setting; there are alone, base, beta, beta2, .*top_k"):
         DeMoOptimizer(model.parameters(), lr=1.0, topk=3)
 
 
