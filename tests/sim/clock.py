@@ -7,11 +7,13 @@ executors run at once. A training thread is a greenlet: the real blocking code, 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -19,6 +21,15 @@ import greenlet
 
 T = TypeVar("T")
 BEGIN_SECONDS = 1_000.0  # monotonic clocks do not begin at zero
+OWNER: ContextVar[str] = ContextVar("OWNER", default="")
+"""The simulated process whose code runs; "" for the world's own."""
+
+
+def context_of(owner: str) -> Context:
+    """For a task or a callback of that process, whoever makes it."""
+    context = copy_context()
+    context.run(OWNER.set, owner)
+    return context
 
 
 class StandstillError(AssertionError):
@@ -48,6 +59,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self.now = BEGIN_SECONDS
         self._clock_resolution = 1e-9
+        self._held: dict[str, list[asyncio.Handle]] = {}
+        self._slept: dict[str, float] = {}
         select = self._selector.select  # type: ignore[attr-defined]
 
         def jump(timeout: float | None) -> list[Any]:
@@ -61,7 +74,50 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         _Task._numbers = itertools.count()
 
     def time(self) -> float:
-        return self.now
+        """What the running process takes for the time: its clock stands still while its machine sleeps."""
+        return self.now - self._slept.get(OWNER.get(), 0.0)
+
+    def call_at(self, when: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        return super().call_at(when + self.now - self.time(), *args, **kwargs)
+
+    def call_later(self, delay: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        return super().call_at(self.now + delay, *args, **kwargs)
+
+    def asleep(self, owner: str) -> bool:
+        """Whether that process stands still."""
+        return owner in self._held
+
+    def stop_process(self, owner: str) -> None:
+        """As SIGSTOP does: nothing of it runs, and its timers are late."""
+        self._held.setdefault(owner, [])
+
+    def continue_process(self, owner: str, *, slept: float = 0.0) -> None:
+        """As SIGCONT does: all that waited runs at once, in its order. `slept`: seconds by which its clock is behind."""
+        if owner not in self._held:
+            return
+        self._slept[owner] = self._slept.get(owner, 0.0) + slept
+        for handle in self._held.pop(owner):
+            if isinstance(handle, asyncio.TimerHandle):
+                handle._when += slept  # type: ignore[attr-defined]
+                heapq.heappush(self._scheduled, handle)  # type: ignore[attr-defined]
+            else:
+                self._ready.append(handle)  # type: ignore[attr-defined]
+
+    def _run_once(self) -> None:
+        if self._held:
+            self._hold()
+        super()._run_once()  # type: ignore[misc]
+
+    def _hold(self) -> None:
+        for queue in (self._ready, self._scheduled):  # type: ignore[attr-defined]
+            kept = []
+            for handle in queue:
+                self._held.get(handle._context.get(OWNER, ""), kept).append(handle)
+            if len(kept) < len(queue):
+                queue.clear()
+                queue.extend(kept)
+                if queue is self._scheduled:  # type: ignore[attr-defined]
+                    heapq.heapify(queue)
 
     def run_in_executor(self, _executor: Any, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """At once, and done in the next turn of the loop."""
@@ -98,11 +154,12 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
 class Thread:
     """A greenlet that runs blocking code; `wait` is where it blocks."""
 
-    def __init__(self, loop: VirtualLoop, work: Callable[[], None]) -> None:
+    def __init__(self, loop: VirtualLoop, work: Callable[[], None], owner: str) -> None:
         self._loop = loop
         self._greenlet = greenlet.greenlet(work)
+        self._greenlet.gr_context = context_of(owner)
         self._waiting: asyncio.Task[Any] | None = None
-        loop.call_soon(self._resume)
+        loop.call_soon(self._resume, context=context_of(owner))
 
     @property
     def alive(self) -> bool:

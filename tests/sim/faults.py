@@ -149,6 +149,14 @@ def crash_coordinator(world: World, _: Fault) -> Callable[[], None]:
     return coordinator.start
 
 
+def stopped(world: World, fault: Fault) -> Callable[[], None]:
+    """A peer does nothing, or the coordinator, and nobody hears from it: SIGSTOP, or its machine sleeps, and its clock, too."""
+    name = COORDINATOR if fault.who == 1 else world.peers[fault.who].name
+    sleeps, since = fault.seconds < LASTS_SECONDS_MAX / 2, world.loop.now
+    world.loop.stop_process(name)
+    return lambda: world.loop.continue_process(name, slept=sleeps * (world.loop.now - since))
+
+
 def old_journal(world: World, fault: Fault) -> Callable[[], None]:
     """The coordinator's journal comes back as it was when the fault began, where all peers keep what it lost (ADR 2)."""
     backup, coordinator = world.folder / f"journal-{fault.at}", world.coordinator
@@ -276,6 +284,7 @@ FAULTS = {
     "partition": partition,
     "cut-off": cut_off,
     "storm": storm,
+    "stopped": stopped,
     "slow-peer": slow_peer,
     "equivocate": equivocate,
     "full-disk": full_disk,

@@ -22,7 +22,7 @@ from node.overlay.links import STREAM_OPEN_SECONDS_MAX, StreamHandler
 from node.overlay.pubsub import MessageHandler
 from protos.errors import NetworkError, Refusal
 from protos.identity import Identity, peer_id
-from tests.sim.clock import VirtualLoop
+from tests.sim.clock import VirtualLoop, context_of
 
 COORDINATOR = "coordinator"
 # A connection that carries nothing for this long is given up by both ends (keepalive).
@@ -57,7 +57,9 @@ class Net:
 
     def joined(self, one: str, other: str) -> bool:
         """Whether packets get through."""
-        return self.groups.get(one, 0) == self.groups.get(other, 0)
+        return self.groups.get(one, 0) == self.groups.get(other, 0) and not (
+            self.loop.asleep(one) or self.loop.asleep(other)
+        )
 
     def up(self, name: str) -> int:
         return self.alive.get(name, 0)
@@ -104,7 +106,7 @@ class Pipe:
         self._free_at = max(self._free_at, self._net.loop.now) + self._net.delay_in_order()
         self._waiting.append((self._free_at, message))
         if len(self._waiting) == 1:
-            self._net.loop.call_at(self._free_at, self._deliver)
+            self._net.loop.call_later(self._free_at - self._net.loop.now, self._deliver, context=context_of(""))
 
     def _deliver(self) -> None:
         """The oldest message arrives, or waits for better times; those behind it wait too."""
@@ -483,7 +485,8 @@ class SimHost(Host):
         back = Pipe(self._net, other.name, self.name, _feeding(here), lambda: _end(here))
         other.pipes = [*[pipe for pipe in other.pipes if pipe.open][-PIPES_KEPT:], back]
         self.pipes = [*[pipe for pipe in self.pipes if pipe.open][-PIPES_KEPT:], out]
-        task = self._net.loop.create_task(other._answer(protocol, self.peer_id, there, _Writer(back)))
+        answer = other._answer(protocol, self.peer_id, there, _Writer(back))
+        task = self._net.loop.create_task(answer, context=context_of(other.name))
         other.tasks.add(task)
         task.add_done_callback(other.tasks.discard)
         return here, _Writer(out)  # type: ignore[return-value]
@@ -506,15 +509,15 @@ class SimHost(Host):
                 continue
             said = faces[place % 2]
             for _ in range(1 + (chance.random() < weather.twice)):
-                self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, said)
+                self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, said, context=context_of(""))
             if other != data:
                 # who was told the one passes it on to those who were told the other
-                self._net.loop.call_later(self._net.delay(), self._pass_on, name, topic, said)
+                self._net.loop.call_later(self._net.delay(), self._pass_on, name, topic, said, context=context_of(""))
 
     def _pass_on(self, by: str, topic: str, said: bytes) -> None:
         for name in sorted(self._overlay.hosts):
             if name not in (by, self.name) and self._net.joined(by, name):
-                self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, said)
+                self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, said, context=context_of(""))
 
     async def publish_to_each(self, topic: str, data: bytes) -> None:
         await self.publish(topic, data)
@@ -523,7 +526,7 @@ class SimHost(Host):
         host = self._overlay.hosts.get(name)
         if host is not None and topic in host._topics:
             self.lied_to(data)
-            host._topics[topic](data)
+            self._net.loop.call_soon(host._topics[topic], data, context=context_of(name))
 
 
 def _feeding(reader: asyncio.StreamReader) -> Callable[[bytes | None], None]:

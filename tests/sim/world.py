@@ -56,7 +56,7 @@ from protos.run_config import RunConfig
 from protos.slices import Update, hash_of, joined, split, with_slices
 from protos.v1 import envelope_pb2, log_pb2, update_pb2
 from tests.sim.checkers import Checkers
-from tests.sim.clock import BEGIN_SECONDS, InlineExecutor, Thread, VirtualLoop
+from tests.sim.clock import BEGIN_SECONDS, InlineExecutor, Thread, VirtualLoop, context_of
 from tests.sim.network import COORDINATOR, Channel, Net, Overlay, SimDiscovery, SimHost
 
 VOCABULARY, CONTEXT = 64, 8
@@ -104,6 +104,9 @@ class Coordinator:
 
     def start(self) -> None:
         """As `swarmentum-coordinator serve`: everything from the journal."""
+        context_of(COORDINATOR).run(self._start)
+
+    def _start(self) -> None:
         assert self.service is None, "it runs"
         self._lives += 1
         journal = Journal(self.url, self.identity)
@@ -126,6 +129,7 @@ class Coordinator:
 
     def crash(self) -> None:
         """kill -9: what was begun is not finished; what was journalled is there."""
+        self._net.loop.continue_process(COORDINATOR)
         self.service = None
         self._net.alive[COORDINATOR] = 0
         runtime = self.hub.runs[self.run_id]
@@ -142,7 +146,7 @@ class Coordinator:
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Something that this life of the coordinator does."""
-        task = self._net.loop.create_task(work)
+        task = self._net.loop.create_task(work, context=context_of(COORDINATOR))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -299,7 +303,7 @@ class PeerProcess:
         self.lives += 1
         self.replica = None
         self.world.net.alive[self.name] = self.lives
-        self.thread = Thread(self.world.loop, self._live)
+        self.thread = Thread(self.world.loop, self._live, self.name)
 
     def _live(self) -> None:
         try:
@@ -374,6 +378,7 @@ class PeerProcess:
         """kill -9; `silently`: other peers' connections to it do not notice."""
         if not self.running:
             return
+        self.world.loop.continue_process(self.name)
         self.world.net.alive[self.name] = 0
         self.thread.kill()
         session, self._session = self._session, None
