@@ -92,7 +92,10 @@ def connected(
         if shared(url):
             from coordinator.store.postgres import bound
 
-            engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", connect_args=_POSTGRES_CONNECT)
+            # A server, or what is before it, ends idle connections: a ping finds that out before a write fails for it.
+            engine = sa.create_engine(
+                url, isolation_level="AUTOCOMMIT", pool_pre_ping=True, connect_args=_POSTGRES_CONNECT
+            )
             reads_only = [] if writes else ["default_transaction_read_only = on"]
             bound(
                 engine,
