@@ -176,11 +176,15 @@ _LAST_ERROR = re.compile(r"last error: [A-Z_]+: (?:ipv[46]:)?(.*)", re.DOTALL)
 _NO_NAME = re.compile(
     r"(?:errors resolving|DNS resolution failed for) (\S+): (?:.*:)?\s*([^:\]\s][^:\]]*)\]?$", re.DOTALL
 )
+_BY_A_PROXY = re.compile(r"Received http2 header with status: (\d+)")
+"""gRPC's words for an answer that no gRPC server gave; it makes PERMISSION_DENIED of 403, for example."""
 _NO_ANSWER = NetworkError, "the coordinator does not answer"
 
 
 def error_of(error: Any) -> NetworkError | RefusedError:
     """The error that a failed gRPC call (`grpc.RpcError`) means. RefusedError: to ask again changes nothing."""
+    if answered := _BY_A_PROXY.match(error.details() or ""):
+        return NetworkError(f"a proxy before the coordinator answers for it: HTTP status {answered[1]}")
     kind, text = _MEANINGS.get(error.code(), _NO_ANSWER)
     return kind(f"{text}: {details_of(error)}")
 

@@ -19,11 +19,10 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 import structlog
-from sqlalchemy import event
 
 from coordinator.serving.hub import Hub
 from coordinator.store.checkpoint import FoldedRuns
-from coordinator.store.database import connected, making_tables
+from coordinator.store.database import MAY_WAIT, connected, making_tables
 from coordinator.store.journal import LEASE, Journal, JournalError, failing_as_journal_error
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -98,11 +97,10 @@ class Lease:
 
     def __init__(self, url: sa.URL, address: str, identity: Identity, certificate_sha256: bytes) -> None:
         self._address = address
-        self._engine = connected(url)
+        self._url, self._engine = url, connected(url, silent_seconds=LEASE_SECONDS)
         # A word that the holder is there need not survive the database: if it is lost, the lease only ends sooner. Taking
         # the lease goes over the other engine, and is durable: no token may ever be given twice.
-        self._quick = connected(url)
-        event.listen(self._quick, "connect", _without_waiting_for_the_disk)
+        self._quick = connected(url, durable=False, silent_seconds=LEASE_SECONDS)
         try:
             self._enter(identity.public_key, certificate_sha256)
         except OperatorError:
@@ -111,10 +109,14 @@ class Lease:
 
     def _enter(self, public_key: bytes, certificate_sha256: bytes) -> None:
         """Make the tables, or see that they are those of coordinators with the same keys."""
-        with making_tables(self._engine, _METADATA) as connection:
-            connection.execute(_FIRST)
-            connection.execute(_OWN, {"key": public_key, "certificate": certificate_sha256})
-            owner = connection.execute(sa.select(_OWNER)).one()
+        patient = connected(self._url)
+        try:
+            with making_tables(patient, _METADATA) as connection:
+                connection.execute(_FIRST)
+                connection.execute(_OWN, {"key": public_key, "certificate": certificate_sha256})
+                owner = connection.execute(sa.select(_OWNER)).one()
+        finally:
+            patient.dispose()
         _check_owner("identity.key", public_key, owner.public_key)
         _check_owner("tls.key and tls.crt", certificate_sha256, owner.certificate_sha256)
 
@@ -164,12 +166,6 @@ def _check_owner(files: str, ours: bytes, theirs: bytes) -> None:
             f"this database belongs to coordinators with another {files}: copy identity.key, tls.key and tls.crt from the "
             "home folder of the first coordinator to this one's, or name another database"
         )
-
-
-def _without_waiting_for_the_disk(connection: object, _: object) -> None:
-    cursor = connection.cursor()  # type: ignore[attr-defined]
-    cursor.execute("SET synchronous_commit = off")
-    cursor.close()
 
 
 # How often a coordinator reads the records of the acting one, announces itself, and looks for others.
@@ -227,7 +223,7 @@ class Election:
                     return held
                 why = f"{here[0]} acts"
             except JournalError as error:
-                why = f"the database does not answer ({error})"
+                why = str(error)
             self._hub.stands_by = f"this coordinator stands by; {why}"
             if why != said:
                 self._log.info("this coordinator stands by", why=why)
@@ -268,6 +264,7 @@ class Election:
 
     async def _hold(self, held: HeldLease, fenced: asyncio.Event) -> str:
         """Renew the lease until that fails; returns why."""
+        why = silent = f"the database did not answer in time: {MAY_WAIT}"
         while left := held.left(time.monotonic()):
             self._held = held
             with suppress(TimeoutError):
@@ -278,13 +275,14 @@ class Election:
                     renewed = await self._call(lambda now=held: self._lease.renew(now))  # type: ignore[misc]
                     if renewed is None:
                         return "another coordinator took the lease"
-                    held = renewed
+                    held, why = renewed, silent
                     await self._look()
             except JournalError as error:
+                why = str(error)
                 self._log.warning("the lease could not be renewed; the coordinator tries again", error=str(error))
             except TimeoutError:
                 break
-        return "the database did not answer in time"
+        return why
 
     async def _look(self) -> tuple[str, ...]:
         """From time to time, announce this coordinator and look for others."""

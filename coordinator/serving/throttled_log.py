@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final
 
-from coordinator.store.journal import JournalError
+from coordinator.store.journal import FullDiskError, JournalError
 from protos.clocks import Waits, monotonic_ms
 from protos.limits import RateLimiter
 
@@ -60,7 +60,6 @@ RETRY_MS_MAX: Final = 5_000
 SAY_AGAIN_MS: Final = 60_000
 FULL: Final = "the coordinator's disk is full: no step is decided until there is room, and nothing is lost"
 FAILING: Final = "the coordinator cannot write its journal: no step is decided until it can, and nothing is lost"
-_OF_A_FULL_DISK: Final = ("disk is full", "disk full", "no space left")
 
 
 class Trouble:
@@ -80,8 +79,8 @@ class Trouble:
 
     def failed(self, error: JournalError, now_ms: int, step: int) -> int:
         """A write or a read failed. Returns when to try again."""
-        first, text = not self.why, str(error)
-        self.why = FULL if any(word in text.lower() for word in _OF_A_FULL_DISK) else FAILING
+        first = not self.why
+        self.why = FULL if isinstance(error, FullDiskError) else FAILING
         self._metrics.journal_failures.labels(self._run).inc()
         self._metrics.journal_failing.labels(self._run).set(1)
         if first:
@@ -89,7 +88,7 @@ class Trouble:
             self._waits.reset()
         if first or now_ms - self._said_ms >= SAY_AGAIN_MS:
             self._said_ms = now_ms
-            self._log.error(self.why, step=step, peer="-", error=text, seconds=(now_ms - self._since_ms) // 1000)
+            self._log.error(self.why, step=step, peer="-", error=str(error), seconds=(now_ms - self._since_ms) // 1000)
         self._again_ms = now_ms + round(self._waits.next())
         return self._again_ms
 

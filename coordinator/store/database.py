@@ -5,6 +5,7 @@ Every statement on a server is a transaction of its own, so that a coordinator t
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,9 @@ _POSTGRES_CONNECT = {
     "keepalives_count": 2,
     "application_name": "swarmentum-coordinator",
 }
+SILENT_SECONDS_MAX = 10.0
+MAY_WAIT = "it may wait for a replica (synchronous_standby_names), for a lock, or for its disk"
+_DISK_FULL, _CANCELED = "53100", "57014"
 # One number for all of swarmentum: two coordinators do not make tables at once ("swarment" as a number).
 _TABLES_LOCK = int.from_bytes(b"swarment", "big")
 
@@ -55,7 +59,15 @@ def of_file(path: Path) -> sa.URL:
 
 def reason(error: SQLAlchemyError) -> str:
     """What the database says, on one line."""
-    return " ".join(str(getattr(error, "orig", None) or error).split())
+    found = getattr(error, "orig", None)
+    text = " ".join(str(found or error).split())
+    return f"{text}: {MAY_WAIT}" if getattr(found, "sqlstate", "") == _CANCELED else text
+
+
+def is_full(error: SQLAlchemyError) -> bool:
+    """Whether the disk of the database is full. By its code: its words are in the server's language."""
+    found = getattr(error, "orig", None)
+    return getattr(found, "sqlstate", "") == _DISK_FULL or getattr(found, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
 
 
 def shared(url: sa.URL) -> bool:
@@ -68,15 +80,30 @@ def hidden(url: sa.URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def connected(url: sa.URL, *, writes: bool = True) -> sa.Engine:
+def connected(
+    url: sa.URL, *, writes: bool = True, durable: bool = True, silent_seconds: float | None = None
+) -> sa.Engine:
     """An engine (connections are made when they are needed); OperatorError if its driver is not installed.
 
-    Without `writes`, the database itself refuses to change anything for it.
+    Without `writes`, the database itself refuses to change anything for it. A server may lose a write that is not `durable`,
+    and is given up when it is silent for too long.
     """
     try:
         if shared(url):
-            reads_only = {} if writes else {"options": "-c default_transaction_read_only=on"}
-            return sa.create_engine(url, isolation_level="AUTOCOMMIT", connect_args=_POSTGRES_CONNECT | reads_only)
+            from coordinator.store.postgres import bound
+
+            # A server, or what is before it, ends idle connections: a ping finds that out before a write fails for it.
+            engine = sa.create_engine(
+                url, isolation_level="AUTOCOMMIT", pool_pre_ping=True, connect_args=_POSTGRES_CONNECT
+            )
+            reads_only = [] if writes else ["default_transaction_read_only = on"]
+            bound(
+                engine,
+                silent_seconds or SILENT_SECONDS_MAX,
+                *reads_only,
+                *([] if durable else ["synchronous_commit = off"]),
+            )
+            return engine
         engine = sa.create_engine(url)
     except ImportError as error:
         hint = "pip install '.[postgres]' in the folder of the repository" if shared(url) else "install it"

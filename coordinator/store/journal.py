@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock.effects import EntryCommitted, Record, SnapshotAgreed, SnapshotFact, Withdrawn
 from coordinator.store import record_codec
-from coordinator.store.database import connected, making_tables, of_file, parsed, reason
+from coordinator.store.database import connected, is_full, making_tables, of_file, parsed, reason
 from coordinator.store.record_codec import ENTRY, SNAPSHOT, WITHDRAWN, Context
 from protos.envelope import parse
 from protos.errors import Refusal, SwarmentumError
@@ -86,6 +86,10 @@ LEASE = sa.Table(
 class JournalError(SwarmentumError):
     """The database refused: disk full, read-only, gone. Nothing was announced that is not in it; whether the last record
     is in it, only the database knows."""
+
+
+class FullDiskError(JournalError):
+    """The disk of the database is full."""
 
 
 class FencedError(JournalError):
@@ -345,4 +349,5 @@ def failing_as_journal_error(
         with begin() as connection:
             yield connection
     except SQLAlchemyError as error:
-        raise JournalError(f"the journal cannot be {what}: {reason(error)}") from error
+        kind = FullDiskError if is_full(error) else JournalError
+        raise kind(f"the journal cannot be {what}: {reason(error)}") from error

@@ -93,6 +93,13 @@ class Postgres:
         self._run("createdb", "-h", str(self._folder), "-p", str(self.port), "-U", "swarm", name)
         return f"postgresql+psycopg://swarm@{self.host}:{self.port}/{name}"
 
+    def obey(self, *statements: str) -> None:
+        """Do each statement as the superuser, in a session of its own."""
+        for words in statements:
+            self._run(
+                "psql", "-h", str(self._folder), "-p", str(self.port), "-U", "swarm", "-d", "postgres", "-c", words
+            )
+
     def over_socket(self, url: str) -> str:
         """The same database for this process, which may be outside the server's network."""
         return f"postgresql+psycopg://swarm@/{url.rpartition('/')[2]}?host={self._folder}&port={self.port}"

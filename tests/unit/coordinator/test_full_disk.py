@@ -11,7 +11,7 @@ from coordinator.clock.effects import EntryCommitted
 from coordinator.serving import throttled_log
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.throttled_log import FAILING, FULL, RETRY_MS_MAX, Trouble
-from coordinator.store.journal import JournalError
+from coordinator.store.journal import FullDiskError, JournalError
 from protos.calls import SessionLostError
 from protos.errors import NetworkError
 from tests.unit.coordinator.serving import peers, served, tick_of
@@ -98,7 +98,7 @@ def test_an_outage_is_said_once_a_minute_and_tried_less_and_less_often() -> None
     made.check(now)
     waits = []
     while now < 200_000:
-        again = made.failed(JournalError("the journal cannot be written: database or disk is full"), now, 7)
+        again = made.failed(FullDiskError("Auf dem Gerät ist kein Speicherplatz mehr verfügbar"), now, 7)
         waits.append(again - now)
         with pytest.raises(JournalError, match="disk is full"):
             made.check(again - 1)

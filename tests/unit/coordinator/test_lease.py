@@ -1,7 +1,9 @@
 """The lease and the fence, against a real PostgreSQL server; the arithmetic of a lease without one."""
 
+import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
@@ -10,7 +12,7 @@ from coordinator.clock.effects import TicketMade, TicketRevoked, TicketUsed, Tic
 from coordinator.serving import election
 from coordinator.serving.election import LEASE_SECONDS, HeldLease, Lease, held_since
 from coordinator.store import database
-from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
+from coordinator.store.journal import Checkpoint, FencedError, FullDiskError, Journal, JournalError
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.invite import Ticket
@@ -18,6 +20,7 @@ from protos.log import FORMAT_VERSION, run_id_of
 from protos.v1 import log_pb2
 from tests.system.postgres import Postgres, server_or_skip
 from tests.unit.coordinator.driver import Swarm, config
+from tests.unit.coordinator.serving import eventually
 
 IDENTITY = Identity.from_seed(bytes([1]) * 32)
 CERTIFICATE = bytes([2]) * 32
@@ -197,3 +200,115 @@ def test_a_stalled_holder_neither_keeps_nor_drops_a_checkpoint(place: Place) -> 
     with old._reading() as connection:
         numbers = connection.execute(sa.text("SELECT number FROM checkpoints ORDER BY number")).scalars().all()
     assert numbers == [30, 40]
+
+
+@contextmanager
+def waiting_for_a_replica(server: Postgres) -> Iterator[None]:
+    """Each COMMIT waits for a replica that is gone."""
+    server.obey("ALTER SYSTEM SET synchronous_standby_names = 'gone'", "SELECT pg_reload_conf()")
+    try:
+        yield
+    finally:
+        server.obey("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+
+
+def ended(name: str) -> str:
+    """Ends every connection to a database."""
+    return f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+
+
+def test_a_database_that_was_read_only_for_a_while_is_written_again(server: Postgres, place: Place) -> None:
+    """Connections that began meanwhile stay read-only; the coordinator kept them, and stood by for good."""
+    lease, name = place.lease(0), place.url.rpartition("/")[2]
+    held = lease.acquire()
+    assert held is not None
+    journal = place.journal().fenced(held.token)
+    server.obey(f"ALTER DATABASE {name} SET default_transaction_read_only = on", ended(name))
+    with pytest.raises(JournalError, match="read-only transaction"):
+        journal.create_run(bytes(32), log_pb2.Genesis(config_json="{}"))
+    server.obey(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    journal.create_run(bytes(32), log_pb2.Genesis(config_json="{}"))
+    server.obey(ended(name))
+    journal.create_run(bytes([1]) * 32, log_pb2.Genesis(config_json="{}"))  # no write fails for an idle connection
+
+
+def test_a_commit_that_waits_for_ever_is_given_up(
+    server: Postgres, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is written is the database's secret until the replica is back; no second one can take its place."""
+    monkeypatch.setattr(database, "SILENT_SECONDS_MAX", 1.0)
+    one, other = place.lease(0), place.lease(1)
+    held = one.acquire()
+    assert held is not None
+    journal, run_id = place.journal().fenced(held.token), bytes([5]) * 32
+    journal.create_run(run_id, log_pb2.Genesis(config_json="{}"))
+    kept, lost = (TicketMade(Ticket(bytes([n]) * 16, 5, 1, "x")) for n in range(2))
+    with waiting_for_a_replica(server):
+        with pytest.raises(JournalError, match=r"was silent for 1 s: it may wait for a replica"):
+            journal.append(run_id, kept)
+        assert list(journal.records(run_id)) == []
+        for call in (lambda: one.renew(held), other.acquire, lambda: journal.append(run_id, lost)):
+            with pytest.raises(JournalError, match=r"statement timeout.*: it may wait for a replica"):
+                call()
+    assert one.renew(held) is not None
+    assert list(journal.records(run_id)) == [kept]
+    journal.append(run_id, lost)
+    assert list(journal.records(run_id)) == [kept, lost]
+
+
+def test_a_full_disk_is_known_by_its_code_and_not_by_words(place: Place) -> None:
+    full = "DO $$ BEGIN RAISE 'kein Speicherplatz' USING ERRCODE = 'disk_full'; END $$"
+    with pytest.raises(FullDiskError, match="kein Speicherplatz"), place.journal()._writing() as connection:
+        connection.exec_driver_sql(full)
+
+
+def test_readers_keep_the_options_of_the_url(place: Place) -> None:
+    """Theirs took the place of the operator's: a reader in another schema found no table."""
+    with place.journal()._writing() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA other")
+    place.url += "?options=-csearch_path%3Dother"
+    journal = place.journal()
+    journal.create_run(bytes(32), log_pb2.Genesis(config_json="{}"))
+    reader = journal.reader()
+    place.opened.append(reader)
+    assert reader.runs() == journal.runs() != []
+    with pytest.raises(JournalError, match="read-only transaction"):
+        reader.create_run(bytes([1]) * 32, log_pb2.Genesis(config_json="{}"))
+
+
+class Told:
+    """A hub and a log that keep what they are told."""
+
+    def __init__(self) -> None:
+        self.why: list[str] = []
+        self.runs = ()
+        self.stands_by = ""
+
+    def act(self, *_: object) -> None: ...
+
+    def stand_by(self, why: str) -> None:
+        self.why.append(why)
+
+
+async def test_the_reason_of_the_database_is_told(server: Postgres, place: Place) -> None:
+    """It was "did not answer in time" for a database that refused at once."""
+    hub, acts = Told(), asyncio.Event()
+    lease, journal, name = place.lease(0), place.journal(), place.url.rpartition("/")[2]
+
+    async def show(now: bool) -> None:
+        (acts.set if now else acts.clear)()
+
+    elected = election.Election(lease, journal, hub, show, lambda _: None)  # type: ignore[arg-type]
+    running = asyncio.ensure_future(elected.run())
+    try:
+        await eventually(lambda: acts.is_set() or running.done())
+        server.obey(f"ALTER DATABASE {name} SET default_transaction_read_only = on", ended(name))
+        await eventually(lambda: not acts.is_set() or running.done())
+        assert "cannot execute UPDATE in a read-only transaction" in hub.why[0]
+        server.obey(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        await eventually(lambda: acts.is_set() or running.done())
+        assert acts.is_set()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await elected.close()

@@ -334,11 +334,9 @@ async def test_a_disk_that_fails_admits_nobody_and_uses_nothing(tmp_path: Path) 
             [made] = await run("create", settings.name)
             with here.journal._engine.begin() as connection:
                 stop = "CREATE TRIGGER full BEFORE INSERT ON records WHEN NEW.kind = 'used' "
-                connection.execute(sa.text(stop + "BEGIN SELECT RAISE(ABORT, 'disk full'); END"))
+                connection.execute(sa.text(stop + "BEGIN SELECT RAISE(ABORT, 'the disk fails'); END"))
             first, second = peer(made["invite"], 0), peer(made["invite"], 1)
-            with pytest.raises(
-                NetworkError, match=r"the coordinator.s disk is full: no step is decided until there is room"
-            ):
+            with pytest.raises(NetworkError, match=r"cannot write its journal: no step is decided until it can"):
                 await first.join()
             with here.journal._engine.begin() as connection:
                 connection.execute(sa.text("DROP TRIGGER full"))

@@ -64,6 +64,36 @@ def test_a_person_is_told_the_address_and_the_reason_alone(details: str, told: s
     assert str(found) == f"the coordinator does not answer: {told}"
 
 
+async def test_a_status_of_a_proxy_is_no_refusal_of_the_coordinator() -> None:
+    """Peers ended, as excluded ones do, while nginx was set up anew before the coordinator."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\0\0\0\x04\0\0\0\0\0")  # HTTP/2: settings, and headers once the call's are here
+        await reader.readexactly(len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+        kind = 0
+        while kind != 1:
+            head = await reader.readexactly(9)
+            kind = head[3]
+            await reader.readexactly(int.from_bytes(head[:3]))
+        writer.write(b"\0\0\x05\x01\x05\0\0\0\x01\x48\x03403")
+        await told.wait()
+        writer.close()
+        await writer.wait_closed()
+        gone.set()
+
+    told, gone = asyncio.Event(), asyncio.Event()
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        host, port = proxy.sockets[0].getsockname()
+        async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+            with pytest.raises(grpc.RpcError) as failed:
+                await channel.unary_unary("/a/b")(b"", timeout=60)
+            told.set()
+            await gone.wait()
+    assert failed.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert type(error_of(failed.value)) is NetworkError
+    assert str(error_of(failed.value)) == "a proxy before the coordinator answers for it: HTTP status 403"
+
+
 def test_a_name_without_an_address_is_said_in_words() -> None:
     with pytest.raises(NetworkError) as found:
         fetch_certificate("nobody.invalid:7700", bytes(32))
