@@ -95,9 +95,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        few = error.errno in (errno.EMFILE, errno.ENFILE)
+        todo = "allow more open files (`ulimit -n 1024`)" if few else "make room or give another folder"
         raise DiskError(
-            f"{path} cannot be written: {error.strerror or error}; make room or give another folder, and start again: "
-            "nothing that was there is lost"
+            f"{path} cannot be written: {error.strerror or error}; {todo}, and start again: nothing that was there is lost"
         ) from error
 
 

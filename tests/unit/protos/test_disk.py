@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -190,6 +191,16 @@ def test_a_temporary_folder_is_removed_by_a_later_process_if_its_own_was_killed(
     monkeypatch.setattr(Path, "mkdir", made)
     third, _ = disk.temporary_folder("run-")
     assert set(tmp_path.iterdir()) == {second, third, other}
+
+
+def test_too_few_open_files_are_no_lack_of_room(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        with pytest.raises(DiskError, match="Too many open files; allow more"), disk.writing(tmp_path):
+            (tmp_path / "file").touch()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_there_is_no_folder_below_a_file(tmp_path: Path) -> None:
