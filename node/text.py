@@ -178,7 +178,7 @@ def _shards(
         shelf = Cache(shards, allowed(settings.disk_gb, Kept()).text // named.part, fetch)
         samples, close = ShardedSamples(manifest, shelf, data.context, config.seed), shelf.close
     else:
-        here = Folder(Shards(manifest, Path(source), tokenizer.vocabulary))
+        here = Folder(Shards(manifest, Path(source).absolute(), tokenizer.vocabulary))
         samples, close = ShardedSamples(manifest, here, data.context, config.seed), lambda: None
     if step is not None:
         first = step * config.clock.batch_samples

@@ -44,9 +44,12 @@ def check_no_folder(path: Path) -> None:
 
 
 def at_home(path: str | Path) -> Path:
-    """`path`, in which `~` is a user's home folder. OperatorError if there is none: a container may run as any number."""
+    """`path`, in which `~` is a user's home folder. OperatorError if there is none: a container may run as any number.
+
+    Absolute: a program with a peer in it may change its working folder.
+    """
     try:
-        return Path(path).expanduser()
+        return Path(path).expanduser().absolute()
     except RuntimeError as error:
         raise OperatorError(f"{path}: this user has no home folder; set HOME, or give a whole path (--home)") from error
 

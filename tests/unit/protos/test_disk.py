@@ -237,3 +237,12 @@ def test_a_user_without_a_home_folder_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_a_tilde_of_an_environment_is_the_home_folder() -> None:
     """A unit of systemd passes it on as it is: a coordinator made a folder of that name."""
     assert CoordinatorSettings(home=Path("~/c")).home == PeerSettings(home=Path("~/c")).home == Path.home() / "c"
+
+
+def test_a_home_stays_where_it_is_in_a_program_that_changes_its_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`swarmentum.join(home="./mine")`, then `os.chdir`: the momentum went into another folder, and the peer ended."""
+    monkeypatch.chdir(tmp_path)
+    for settings in (PeerSettings, CoordinatorSettings):
+        assert settings(home=Path("mine")).home == tmp_path / "mine"
