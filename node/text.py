@@ -5,6 +5,8 @@ The run names the text, and the peer's owner may name another copy (`--data`). R
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from node.data.shards import MANIFEST, ShardedSamples, ShardManifest, parse, sha
 from node.data.tally import Reading
 from node.data.text_files import reason_of_name
 from node.data.tokenizer import Tokenizer, run_tokenizer
+from node.data.tokens import BLOCK_BYTES, BLOCKS, Tokens
 from node.donor.live import Kept, allowed
 from protos.address import is_web
 from protos.assignment import Range, phases
@@ -134,6 +137,7 @@ def _one(
         allow_left_out="left_out" in settings.allow,
     )
     _tell(corpus.name, corpus.reading, log)
+    _tell_change(corpus.name, corpus.tokens, settings.home / "cache", log)
     samples = Samples(corpus.tokens, data.context, config.seed)
     return Text(corpus.name, corpus.tokenizer, samples, corpus.tokens.dtype.name)
 
@@ -144,6 +148,26 @@ def _tell(name: str, reading: Reading | None, log: Any) -> None:
         return
     for line in reading.lines():
         log.warning("training text", data=name, read=reading.read(), why=line)
+
+
+def _tell_change(name: str, tokens: Tokens, folder: Path, log: Any) -> None:
+    """Say so if the text of a name is another one than when a peer of this home last read it."""
+    digest = hashlib.sha256(len(tokens).to_bytes(8, "little"))
+    for start in range(0, len(tokens), max(len(tokens) // BLOCKS, 1)):
+        digest.update(tokens[start : start + BLOCK_BYTES].tobytes())
+    file = folder / f"text-{sha256_of(os.fsencode(Path(name).absolute()))[:16]}"
+    with writing(file):
+        before = file.read_bytes() if file.exists() else b""
+        if before == digest.digest():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+    if before:
+        log.warning(
+            "the training text is another one than at the last start",
+            data=name,
+            why="this peer's votes are of the text that is there now: put the earlier one back if that is not meant",
+        )
+    write_bytes(file, digest.digest())
 
 
 def _shards(
@@ -178,7 +202,7 @@ def _shards(
         shelf = Cache(shards, allowed(settings.disk_gb, Kept()).text // named.part, fetch)
         samples, close = ShardedSamples(manifest, shelf, data.context, config.seed), shelf.close
     else:
-        here = Folder(Shards(manifest, Path(source), tokenizer.vocabulary))
+        here = Folder(Shards(manifest, Path(source).absolute(), tokenizer.vocabulary))
         samples, close = ShardedSamples(manifest, here, data.context, config.seed), lambda: None
     if step is not None:
         first = step * config.clock.batch_samples

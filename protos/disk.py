@@ -44,9 +44,12 @@ def check_no_folder(path: Path) -> None:
 
 
 def at_home(path: str | Path) -> Path:
-    """`path`, in which `~` is a user's home folder. OperatorError if there is none: a container may run as any number."""
+    """`path`, in which `~` is a user's home folder. OperatorError if there is none: a container may run as any number.
+
+    Absolute: a program with a peer in it may change its working folder.
+    """
     try:
-        return Path(path).expanduser()
+        return Path(path).expanduser().absolute()
     except RuntimeError as error:
         raise OperatorError(f"{path}: this user has no home folder; set HOME, or give a whole path (--home)") from error
 
@@ -95,9 +98,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        few = error.errno in (errno.EMFILE, errno.ENFILE)
+        todo = "allow more open files (`ulimit -n 1024`)" if few else "make room or give another folder"
         raise DiskError(
-            f"{path} cannot be written: {error.strerror or error}; make room or give another folder, and start again: "
-            "nothing that was there is lost"
+            f"{path} cannot be written: {error.strerror or error}; {todo}, and start again: nothing that was there is lost"
         ) from error
 
 

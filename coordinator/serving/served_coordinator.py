@@ -74,6 +74,7 @@ CONCURRENT_CALLS_MAX = 32_768
 DESCRIPTORS_MAX = 65_536
 DESCRIPTORS_KEPT = 128
 """For the journal, metrics and the program itself: connections never take the last ones."""
+CONNECTIONS_MIN = 16
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,16 @@ def raise_descriptors(most: int = DESCRIPTORS_MAX) -> int:
     except (OSError, ValueError):  # macOS has a lower limit of its own
         return soft
     return wanted
+
+
+def connections_of(descriptors: int) -> int:
+    """How many connections such a process takes. Raises OperatorError for too few: gRPC would close each without a word."""
+    if (most := descriptors - DESCRIPTORS_KEPT) < CONNECTIONS_MIN:
+        raise OperatorError(
+            f"this process may have {descriptors} open files, and a coordinator needs {DESCRIPTORS_KEPT + CONNECTIONS_MIN}, "
+            "and one more for each peer: raise the limit (`ulimit -n 65536`; systemd: LimitNOFILE=65536)"
+        )
+    return most
 
 
 async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None]) -> None:
@@ -285,7 +296,7 @@ async def _listen(
     if front is None:
         front = Front()
         await front.show(acts=True)
-    connections = ("grpc.max_allowed_incoming_connections", raise_descriptors() - DESCRIPTORS_KEPT)
+    connections = ("grpc.max_allowed_incoming_connections", connections_of(raise_descriptors()))
     gate = Gate(Places(), front.sessions.at, hub.metrics)
     server = grpc.aio.server(
         interceptors=[gate],

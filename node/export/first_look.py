@@ -72,10 +72,13 @@ def other_loss(spec: ModelSpec, reference: ReferenceLoss, vocabulary: int, conte
         return f"this machine cannot compute the run's reference loss ({error}); the run was made with {reference.made_with}"
     if abs(found - reference.loss) <= REFERENCE_TOLERANCE * max(1.0, abs(reference.loss)):
         return ""
+    here, todo = versions(), "install the same"
+    if here == reference.made_with:
+        here, todo = "the same", "take the run's code of the model, and the files that it reads"
     return (
         f"this machine computes another loss than the run's first one: {found:.4f} nats, not {reference.loss:.4f} (up to "
         f"{REFERENCE_TOLERANCE:g} of it is rounding), for the same weights and samples. The run was made with "
-        f"{reference.made_with}, and here are {versions()}: install the same, or this peer's votes fit others' less"
+        f"{reference.made_with}, and here are {here}: {todo}, or this peer's votes fit others' less"
     )
 
 

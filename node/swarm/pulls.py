@@ -7,8 +7,10 @@ until a later snapshot replaces it. Refuses no bytes that have the hash: the cal
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 
 from node.blobs.fetcher import BlobFetcher
 from node.blobs.payloads import Payloads
@@ -17,7 +19,7 @@ from node.swarm.inbox import Announced
 from node.swarm.runtime import ByRange, Runtime, View, aggregators_in
 from protos import slices
 from protos.clocks import Waits
-from protos.errors import NetworkError, Refusal
+from protos.errors import NetworkError, Refusal, RefusedError
 from protos.identity import short
 from protos.log import Contribution
 from protos.slices import Slice
@@ -25,6 +27,7 @@ from protos.slices import Slice
 FETCH_ROUNDS_MAX = 6
 # A peer asks for votes that the log names so often before it loads a snapshot instead.
 ACCEPTED_ROUNDS_MIN = 3
+ASK_SECONDS = 15.0
 AWAY_SHOWN = 3
 NOBODY_HAS_VOTES = (
     "no peer online has votes of a step that the log names: waiting for such a peer. If none comes back, the run's operator "
@@ -35,7 +38,8 @@ AWAY_ROUNDS = 6
 
 
 class Pulls:
-    """One peer's, into its `payloads`. The peer looks for an accepted payload for `patience_seconds`."""
+    """One peer's, into its `payloads`. The peer looks for an accepted payload for `patience_seconds`. `ask` asks for the
+    agreed snapshots: in the coordinator's stream their notices wait behind entries, and these here for votes that are gone."""
 
     def __init__(
         self,
@@ -45,7 +49,9 @@ class Pulls:
         snapshots: AgreedSnapshots,
         runtime: Runtime,
         patience_seconds: float,
+        ask: Callable[[], Awaitable[object]],
     ) -> None:
+        self._ask, self._ask_again = ask, -math.inf
         self._fetcher, self._payloads = fetcher, payloads
         self._view, self._snapshots = view, snapshots
         self._runtime, self._patience_seconds = runtime, patience_seconds
@@ -128,9 +134,8 @@ class Pulls:
                 self._told_away = False
                 return found
             except NetworkError as error:
-                newest, rounds = self._snapshots.newest, rounds + 1
-                will_do = newest is not None and newest.step >= step and rounds >= ACCEPTED_ROUNDS_MIN
-                if will_do or time.monotonic() > give_up:
+                rounds += 1
+                if (rounds >= ACCEPTED_ROUNDS_MIN and await self._is_replaced(step)) or time.monotonic() > give_up:
                     return None
                 self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
                 if rounds == AWAY_ROUNDS and not self._told_away:
@@ -138,6 +143,19 @@ class Pulls:
                     who = ", ".join(map(short, first[:AWAY_SHOWN]))
                     self._runtime.log.warning(NOBODY_HAS_VOTES, step=step, authors=who)
                 await asyncio.sleep(waits.next())
+
+    async def _is_replaced(self, step: int) -> bool:
+        """Whether a snapshot that has the step is agreed. Asks for it, one call at a time."""
+        if self._newest_step < step and (now := time.monotonic()) >= self._ask_again:
+            self._ask_again = now + ASK_SECONDS
+            with suppress(NetworkError, RefusedError):
+                await self._ask()
+        return self._newest_step >= step
+
+    @property
+    def _newest_step(self) -> int:
+        newest = self._snapshots.newest
+        return -1 if newest is None else newest.step
 
     def keep(self, step: int, sha256: bytes, data: bytes) -> None:
         """Keep a payload that came without a request. The caller has checked its hash."""

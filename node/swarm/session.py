@@ -136,7 +136,7 @@ def build(
 
     snapshots = AgreedSnapshots(payloads)
     fetcher = BlobFetcher(host, wire, refused)
-    pulls = Pulls(fetcher, payloads, view, snapshots, runtime, patience)
+    pulls = Pulls(fetcher, payloads, view, snapshots, runtime, patience, lambda: membership.offered(0))
     topic = Topic(host, run_id, view, runtime.log)
     pusher = Pusher(host, view, wire, topic, counters.arrivals, counters.doors)
     publication = Publication(identity, run_id, payloads, outbox, pusher.publish, view, runtime, outside.aside)

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.clock.state import Phase
 from coordinator.serving import call_limits, gate, served_coordinator
 from coordinator.serving.call_limits import Caller, CallLimits, CallSlot, Lane, Places
+from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.limits import DEVICE_CHARACTERS_MAX
 from protos.v1 import coordinator_pb2 as pb
@@ -291,6 +292,13 @@ def test_descriptors_are_raised_to_the_hard_limit_and_not_beyond() -> None:
         assert served_coordinator.raise_descriptors(350) == 400, "never lowered"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_coordinator_that_could_take_no_connection_says_so_and_does_not_serve() -> None:
+    """With `ulimit -Hn 128` it was serving, and closed each connection: clients heard that it does not answer."""
+    with pytest.raises(OperatorError, match="128 open files, and a coordinator needs 144"):
+        served_coordinator.connections_of(128)
+    assert served_coordinator.connections_of(144) == 16
 
 
 # ---- what peers say of themselves ------------------------------------------------------------------------------------

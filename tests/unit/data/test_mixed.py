@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from node.admission.consent import request
 from node.config import load_settings
@@ -166,8 +168,8 @@ def run_of(folder: Path) -> RunConfig:
     return RunConfig(data=DataConfig.model_validate({"context": 8, "mix": mix}))
 
 
-def opened(config: RunConfig, **settings: Any) -> Any:
-    text = open_text(config, load_settings(home=Path("home"), **settings), None, lambda size: None)
+def opened(config: RunConfig, log: Any = None, **settings: Any) -> Any:
+    text = open_text(config, load_settings(home=Path("home"), **settings), log, lambda size: None)
     assert text.samples is not None
     return text
 
@@ -183,6 +185,16 @@ def test_a_peer_reads_the_runs_sources_or_a_folder_of_its_own(texts: Path) -> No
     (texts / "low").unlink()
     with pytest.raises(DataError, match="has no 'low'"):
         opened(config, data=str(texts))
+
+
+def test_a_peer_that_comes_back_to_another_text_says_so(texts: Path) -> None:
+    """It trained on whatever was there, and nobody heard of it."""
+    config = run_of(texts)
+    for text, told in (("abc" * 500, 0), ("abc" * 500, 0), ("abd" * 500, 1), ("abd" * 500, 0), ("abd" * 501, 1)):
+        (texts / "low").write_text(text)
+        with capture_logs() as lines:
+            opened(config, structlog.get_logger(), allow_data=True)
+        assert [line["data"] for line in lines] == [str(texts / "low")] * told
 
 
 def test_every_source_that_a_run_names_is_asked_about(texts: Path) -> None:

@@ -439,6 +439,8 @@ def test_the_reference_of_a_run_is_what_its_peers_compute_and_another_one_is_tol
     assert "this machine computes another loss" in told
     assert "The run was made with torch 1.0, transformers 1.0, and here are torch" in told
     assert "0.001" in told
+    [told] = looked({**SOUND, "reference": {**other, "made_with": versions()}}, known=True)
+    assert "here are the same: take the run's code of the model" in told
 
 
 def test_a_large_model_is_compared_by_its_small_copy() -> None:

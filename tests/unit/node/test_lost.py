@@ -72,8 +72,13 @@ def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[P
     )
     view: Any = SimpleNamespace(roster=roster, step=STEP, ranges=1, by_range=lambda step: ())
     agreed: Any = SimpleNamespace(newest=newest)
-    pulls = Pulls(fetcher, payloads, view, agreed, runtime, patience_seconds=1e9)
-    return pulls, SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads, view=view)
+    seen = SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads, view=view, told=None, questions=0)
+
+    async def ask() -> None:
+        seen.questions += 1
+        agreed.newest = seen.told or agreed.newest
+
+    return Pulls(fetcher, payloads, view, agreed, runtime, 1e9, ask), seen
 
 
 @pytest.fixture
@@ -91,6 +96,19 @@ async def test_a_snapshot_does_instead_only_after_a_few_rounds() -> None:
     pulls, seen = looked_for([None] * 9, snapshot(STEP + 5))
     assert await pulls.accepted(NAMED, STEP, 100) is None
     assert seen.fetcher.asked == ACCEPTED_ROUNDS_MIN
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_snapshot_whose_notice_waits_behind_entries_is_asked_for() -> None:
+    """A laptop that slept for 75 s: so many entries came that the stream stood still, with the notices behind them. It looked
+    for votes that nobody keeps so long, for ever."""
+    pulls, seen = looked_for([None] * 9, snapshot(STEP - 40))
+    seen.told = snapshot(STEP + 500)
+    assert await pulls.accepted(NAMED, STEP, 100) is None
+    assert (seen.fetcher.asked, seen.questions) == (ACCEPTED_ROUNDS_MIN, 1)
+    pulls, seen = looked_for([None] * 9 + [b"votes"], None)
+    assert await pulls.accepted(NAMED, STEP, 100) == b"votes"
+    assert seen.questions == 1, "a question in each round"
 
 
 @pytest.mark.usefixtures("no_pauses")

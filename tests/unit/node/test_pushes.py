@@ -91,7 +91,7 @@ async def receiving(folder: Path, ranges: tuple[bytes, ...] = ()) -> AsyncIterat
     counters, payloads, outbox = Counters(), Payloads(folder), Outbox()
     runtime = Runtime(BOB.public_key, mock.AsyncMock(), counters, view)
     fetcher = mock.Mock(fetch=mock.AsyncMock(side_effect=NetworkError("nobody to ask")))
-    pulls = Pulls(fetcher, payloads, view, mock.Mock(newest=None), runtime, 1.0)
+    pulls = Pulls(fetcher, payloads, view, mock.Mock(newest=None), runtime, 1.0, mock.AsyncMock())
     announcements = Announcements(BOB.public_key, Inbox(RUN), pulls, AnyDoor(), outbox, view, runtime)
     announcements.open_step(view.tick)
     found = Receiver(payloads, outbox, cast(PushServer, None), fetcher.fetch, view, announcements)

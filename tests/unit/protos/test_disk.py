@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -192,6 +193,16 @@ def test_a_temporary_folder_is_removed_by_a_later_process_if_its_own_was_killed(
     assert set(tmp_path.iterdir()) == {second, third, other}
 
 
+def test_too_few_open_files_are_no_lack_of_room(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        with pytest.raises(DiskError, match="Too many open files; allow more"), disk.writing(tmp_path):
+            (tmp_path / "file").touch()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_there_is_no_folder_below_a_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -226,3 +237,12 @@ def test_a_user_without_a_home_folder_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_a_tilde_of_an_environment_is_the_home_folder() -> None:
     """A unit of systemd passes it on as it is: a coordinator made a folder of that name."""
     assert CoordinatorSettings(home=Path("~/c")).home == PeerSettings(home=Path("~/c")).home == Path.home() / "c"
+
+
+def test_a_home_stays_where_it_is_in_a_program_that_changes_its_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`swarmentum.join(home="./mine")`, then `os.chdir`: the momentum went into another folder, and the peer ended."""
+    monkeypatch.chdir(tmp_path)
+    for settings in (PeerSettings, CoordinatorSettings):
+        assert settings(home=Path("mine")).home == tmp_path / "mine"
