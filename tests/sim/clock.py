@@ -61,6 +61,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = 1e-9
         self._held: dict[str, list[asyncio.Handle]] = {}
         self._slept: dict[str, float] = {}
+        self.asleep: set[str] = set()
+        """Processes whose machine sleeps."""
         select = self._selector.select  # type: ignore[attr-defined]
 
         def jump(timeout: float | None) -> list[Any]:
@@ -78,23 +80,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now - self._slept.get(OWNER.get(), 0.0)
 
     def call_at(self, when: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
-        return super().call_at(when + self.now - self.time(), *args, **kwargs)
+        return self.call_later(when - self.time(), *args, **kwargs)
 
     def call_later(self, delay: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
-        return super().call_at(self.now + delay, *args, **kwargs)
+        """Time passes with every wait, as it does: a clock that slept is not exact."""
+        return super().call_at(self.now + max(delay, self._clock_resolution), *args, **kwargs)
 
-    def asleep(self, owner: str) -> bool:
-        """Whether that process stands still."""
-        return owner in self._held
-
-    def stop_process(self, owner: str) -> None:
-        """As SIGSTOP does: nothing of it runs, and its timers are late."""
+    def stop_process(self, owner: str, *, asleep: bool = False) -> None:
+        """As SIGSTOP does: nothing of it runs, and its timers are late. What comes for it waits, if its machine is awake."""
         self._held.setdefault(owner, [])
+        if asleep:
+            self.asleep.add(owner)
 
     def continue_process(self, owner: str, *, slept: float = 0.0) -> None:
         """As SIGCONT does: all that waited runs at once, in its order. `slept`: seconds by which its clock is behind."""
         if owner not in self._held:
             return
+        self.asleep.discard(owner)
         self._slept[owner] = self._slept.get(owner, 0.0) + slept
         for handle in self._held.pop(owner):
             if isinstance(handle, asyncio.TimerHandle):

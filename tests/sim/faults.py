@@ -152,8 +152,8 @@ def crash_coordinator(world: World, _: Fault) -> Callable[[], None]:
 def stopped(world: World, fault: Fault) -> Callable[[], None]:
     """A peer does nothing, or the coordinator, and nobody hears from it: SIGSTOP, or its machine sleeps, and its clock, too."""
     name = COORDINATOR if fault.who == 1 else world.peers[fault.who].name
-    sleeps, since = fault.seconds < LASTS_SECONDS_MAX / 2, world.loop.now
-    world.loop.stop_process(name)
+    sleeps, since = fault.at % 2 < 1, world.loop.now
+    world.loop.stop_process(name, asleep=sleeps)
     return lambda: world.loop.continue_process(name, slept=sleeps * (world.loop.now - since))
 
 

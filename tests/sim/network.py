@@ -57,9 +57,8 @@ class Net:
 
     def joined(self, one: str, other: str) -> bool:
         """Whether packets get through."""
-        return self.groups.get(one, 0) == self.groups.get(other, 0) and not (
-            self.loop.asleep(one) or self.loop.asleep(other)
-        )
+        awake = not self.loop.asleep & {one, other}
+        return awake and self.groups.get(one, 0) == self.groups.get(other, 0)
 
     def up(self, name: str) -> int:
         return self.alive.get(name, 0)
