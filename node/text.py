@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from node.admission.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
-from node.data.corpus import left_out_of, open_corpus
+from node.data.corpus import Corpus, left_out_of, open_corpus
 from node.data.samples import MixedSamples, Samples
 from node.data.shard_cache import Cache, Folder, Shards, manifest_of
 from node.data.shards import MANIFEST, ShardedSamples, ShardManifest, parse, sha256_of
 from node.data.tally import Reading
 from node.data.text_files import reason_of_name
-from node.data.tokenizer import Tokenizer, run_tokenizer
-from node.data.tokens import BLOCK_BYTES, BLOCKS, Tokens
+from node.data.tokenizer import Tokenizer, run_tokenizer, sha256_of_tokenizer
+from node.data.tokens import BLOCK_BYTES, BLOCKS
 from node.donor.live import Kept, allowed
 from protos.address import is_web
 from protos.assignment import Range, phases
@@ -137,7 +137,7 @@ def _one(
         allow_left_out="left_out" in settings.allow,
     )
     _tell(corpus.name, corpus.reading, log)
-    _tell_change(corpus.name, corpus.tokens, settings.home / "cache", log)
+    _tell_change(corpus, settings.home / "cache", log)
     samples = Samples(corpus.tokens, data.context, config.seed)
     return Text(corpus.name, corpus.tokenizer, samples, corpus.tokens.dtype.name)
 
@@ -150,12 +150,14 @@ def _tell(name: str, reading: Reading | None, log: Any) -> None:
         log.warning("training text", data=name, read=reading.read(), why=line)
 
 
-def _tell_change(name: str, tokens: Tokens, folder: Path, log: Any) -> None:
-    """Say so if the text of a name is another one than when a peer of this home last read it."""
+def _tell_change(corpus: Corpus, folder: Path, log: Any) -> None:
+    """Say so if the text of a name is another one than when a peer of this home last read it for such a run."""
+    name, tokens = corpus.name, corpus.tokens
     digest = hashlib.sha256(len(tokens).to_bytes(8, "little"))
     for start in range(0, len(tokens), max(len(tokens) // BLOCKS, 1)):
         digest.update(tokens[start : start + BLOCK_BYTES].tobytes())
-    file = folder / f"text-{sha256_of(os.fsencode(Path(name).absolute()))[:16]}"
+    such = f"{sha256_of_tokenizer(corpus.tokenizer)} {tokens.dtype.name} ".encode()
+    file = folder / f"text-{sha256_of(such + os.fsencode(Path(name).absolute()))[:16]}"
     with writing(file):
         before = file.read_bytes() if file.exists() else b""
         if before == digest.digest():

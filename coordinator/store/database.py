@@ -28,7 +28,7 @@ _POSTGRES_CONNECT = {
 }
 SILENT_SECONDS_MAX = 10.0
 MAY_WAIT = "it may wait for a replica (synchronous_standby_names), for a lock, or for its disk"
-_DISK_FULL, _CANCELED = "53100", "57014"
+_DISK_FULL, _WAITED = "53100", ("55P03", "57014")  # 57014: of a statement_timeout of the operator's
 # One number for all of swarmentum: two coordinators do not make tables at once ("swarment" as a number).
 _TABLES_LOCK = int.from_bytes(b"swarment", "big")
 
@@ -61,7 +61,7 @@ def reason(error: SQLAlchemyError) -> str:
     """What the database says, on one line."""
     found = getattr(error, "orig", None)
     text = " ".join(str(found or error).split())
-    return f"{text}: {MAY_WAIT}" if getattr(found, "sqlstate", "") == _CANCELED else text
+    return f"{text}: {MAY_WAIT}" if getattr(found, "sqlstate", "") in _WAITED else text
 
 
 def is_full(error: SQLAlchemyError) -> bool:

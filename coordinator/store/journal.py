@@ -68,6 +68,8 @@ _DELETED = sa.Table("deleted_runs", _METADATA, sa.Column("run_id", sa.LargeBinar
 """The ids of the runs that the operator deleted. Their rows in the other tables may still be there for a while."""
 PURGED_ROWS = 1000
 """Records that one transaction deletes: other runs write between two of them."""
+READ_ROWS = 1000
+"""Records that one statement reads: a driver holds all of them in memory, and a server sorts them all before the first."""
 CHECKPOINTS_KEPT = 2
 """The newest, and one more in case that the newest does not fit."""
 VERIFIED_LAST = 8
@@ -165,10 +167,11 @@ class Journal:
 
     def purge(self) -> bool:
         """Delete some rows of deleted runs. Whether any are left; if this fails or the program ends, it may be called again."""
-        gone = sa.select(_DELETED.c.run_id)
+        gone, its = sa.select(_DELETED.c.run_id), _RECORDS.c.run_id == _DELETED.c.run_id
+        first = sa.select(sa.func.min(_RECORDS.c.number)).where(its).scalar_subquery()
         with self._reading() as connection:
-            due = sa.select(_RECORDS.c.run_id, sa.func.min(_RECORDS.c.number).label("first"))
-            row = connection.execute(due.where(_RECORDS.c.run_id.in_(gone)).group_by(_RECORDS.c.run_id)).first()
+            due = sa.select(_DELETED.c.run_id, first.label("first")).where(sa.exists().where(its))
+            row = connection.execute(due.limit(1)).first()
         if row is not None:
             self._drop(_RECORDS, _RECORDS.c.run_id == row.run_id, _RECORDS.c.number < row.first + PURGED_ROWS)
             return True
@@ -226,12 +229,14 @@ class Journal:
         newest = sa.select(_RECORDS.c.number).where(_RECORDS.c.run_id == run_id, _RECORDS.c.kind == ENTRY)
         newest = newest.order_by(_RECORDS.c.step.desc()).limit(VERIFIED_LAST)
         columns = _RECORDS.c.number, _RECORDS.c.kind, _RECORDS.c.step, _RECORDS.c.body
-        query = sa.select(*columns).where(_RECORDS.c.run_id == run_id, _RECORDS.c.number >= first)
+        page = sa.select(*columns).where(_RECORDS.c.run_id == run_id).order_by(_RECORDS.c.number).limit(READ_ROWS)
         with self._reading() as connection:
             verified = min(connection.execute(newest).scalars(), default=0)
-            for row in connection.execute(query.order_by(_RECORDS.c.number)):
-                context = Context(run_id, self._identity, verified=row.number >= verified)
-                yield record_codec.decode(context, row.kind, row.step, row.body)
+            while rows := connection.execute(page.where(_RECORDS.c.number >= first)).all():
+                for row in rows:
+                    context = Context(run_id, self._identity, verified=row.number >= verified)
+                    yield record_codec.decode(context, row.kind, row.step, row.body)
+                first = rows[-1].number + 1
 
     def keep(self, run_id: bytes, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, instead of the oldest. Checkpoints of records that the journal has lost since are deleted,

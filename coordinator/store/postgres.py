@@ -16,8 +16,9 @@ from sqlalchemy import event
 
 from coordinator.store.database import MAY_WAIT
 
-STATEMENT_SHARE = 0.75
-"""The server gives up a statement after this part of the time, so that none waits on for a client that has hung up."""
+LOCK_SHARE = 0.75
+"""The server gives up a lock after this part of the time, so that none waits on for a client that has hung up. A whole
+statement may last: a log streams for as long as its link needs."""
 T = TypeVar("T")
 
 
@@ -52,12 +53,12 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 def bound(engine: sa.Engine, silent_seconds: float, *settings: str) -> None:
     """Every connection of the engine is bounded, and has these settings of the server."""
-    after_ms = round(silent_seconds * STATEMENT_SHARE * 1000)
+    after_ms = round(silent_seconds * LOCK_SHARE * 1000)
 
     def connect(_: object, __: object, words: Any, options: dict[str, Any]) -> object:
         made = BoundedConnection.connect(*words, autocommit=True, **options)
         made.silent_seconds = silent_seconds
-        for setting in (f"statement_timeout = {after_ms}", *settings):
+        for setting in (f"lock_timeout = {after_ms}", *settings):
             made.execute(f"SET {setting}")
         return made
 

@@ -135,7 +135,7 @@ class Pulls:
                 return found
             except NetworkError as error:
                 rounds += 1
-                if (rounds >= ACCEPTED_ROUNDS_MIN and await self._is_replaced(step)) or time.monotonic() > give_up:
+                if (rounds >= ACCEPTED_ROUNDS_MIN and self._is_replaced(step)) or time.monotonic() > give_up:
                     return None
                 self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
                 if rounds == AWAY_ROUNDS and not self._told_away:
@@ -144,13 +144,17 @@ class Pulls:
                     self._runtime.log.warning(NOBODY_HAS_VOTES, step=step, authors=who)
                 await asyncio.sleep(waits.next())
 
-    async def _is_replaced(self, step: int) -> bool:
-        """Whether a snapshot that has the step is agreed. Asks for it, one call at a time."""
+    def _is_replaced(self, step: int) -> bool:
+        """Whether a snapshot that has the step is agreed. Asks for it, one call at a time, and waits for no answer: a silent
+        coordinator does not keep a peer from votes that others have."""
         if self._newest_step < step and (now := time.monotonic()) >= self._ask_again:
             self._ask_again = now + ASK_SECONDS
-            with suppress(NetworkError, RefusedError):
-                await self._ask()
+            self._runtime.spawn(self._asked())
         return self._newest_step >= step
+
+    async def _asked(self) -> None:
+        with suppress(NetworkError, RefusedError):
+            await self._ask()
 
     @property
     def _newest_step(self) -> int:

@@ -12,6 +12,7 @@ from coordinator.clock.effects import TicketMade, TicketRevoked, TicketUsed, Tic
 from coordinator.serving import election
 from coordinator.serving.election import LEASE_SECONDS, HeldLease, Lease, held_since
 from coordinator.store import database
+from coordinator.store import journal as journal_module
 from coordinator.store.journal import Checkpoint, FencedError, FullDiskError, Journal, JournalError
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -248,12 +249,30 @@ def test_a_commit_that_waits_for_ever_is_given_up(
             journal.append(run_id, kept)
         assert list(journal.records(run_id)) == []
         for call in (lambda: one.renew(held), other.acquire, lambda: journal.append(run_id, lost)):
-            with pytest.raises(JournalError, match=r"statement timeout.*: it may wait for a replica"):
+            with pytest.raises(JournalError, match=r"lock timeout.*: it may wait for a replica"):
                 call()
     assert one.renew(held) is not None
     assert list(journal.records(run_id)) == [kept]
     journal.append(run_id, lost)
     assert list(journal.records(run_id)) == [kept, lost]
+
+
+def test_a_long_answer_is_read_to_its_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log streams for as long as its link needs: the server ended it after 7.5 s, and no coordinator acted any more."""
+    monkeypatch.setattr(database, "SILENT_SECONDS_MAX", 2.0)
+    slow = "SELECT repeat('x', 9000), pg_sleep(0.25) FROM generate_series(1, 10)"
+    with place.journal()._reading() as connection:
+        assert len(connection.exec_driver_sql(slow).all()) == 10
+
+
+def test_a_log_is_read_in_pages(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "READ_ROWS", 3)
+    journal, run_id = place.journal(), bytes([6]) * 32
+    journal.create_run(run_id, log_pb2.Genesis(config_json="{}"))
+    records = [TicketMade(Ticket(bytes([n]) * 16, 5, 1, "x")) for n in range(7)]
+    journal.append(run_id, *records)
+    for first in range(8):
+        assert list(journal.records(run_id, first)) == records[first:]
 
 
 def test_a_full_disk_is_known_by_its_code_and_not_by_words(place: Place) -> None:

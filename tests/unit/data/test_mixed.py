@@ -9,6 +9,8 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from node.admission.consent import request
 from node.config import load_settings
@@ -195,6 +197,16 @@ def test_a_peer_that_comes_back_to_another_text_says_so(texts: Path) -> None:
         with capture_logs() as lines:
             opened(config, structlog.get_logger(), allow_data=True)
         assert [line["data"] for line in lines] == [str(texts / "low")] * told
+
+
+def test_the_same_text_for_a_run_with_another_tokenizer_is_no_other_text(texts: Path) -> None:
+    letters = Tokenizer(BPE({"a": 0, "b": 1, "c": 2}, []))
+    letters.save(str(texts / "letters.json"))
+    for tokenizer in ("bytes", str(texts / "letters.json"), "bytes"):
+        config = RunConfig(data=DataConfig(context=8, source=str(texts / "low"), tokenizer=tokenizer))
+        with capture_logs() as lines:
+            open_text(config, load_settings(home=Path("home")), structlog.get_logger(), lambda size: None)
+        assert not [line for line in lines if "another one" in line["event"]]
 
 
 def test_every_source_that_a_run_names_is_asked_about(texts: Path) -> None:

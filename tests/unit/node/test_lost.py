@@ -67,15 +67,20 @@ def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[P
         log=SimpleNamespace(info=lambda *words, **values: None, warning=warn),
         counters=SimpleNamespace(payload_bytes_received=0),
         emit=emit,
+        spawn=asyncio.ensure_future,
         said=said,
         warned=warned,
     )
     view: Any = SimpleNamespace(roster=roster, step=STEP, ranges=1, by_range=lambda step: ())
     agreed: Any = SimpleNamespace(newest=newest)
-    seen = SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads, view=view, told=None, questions=0)
+    seen = SimpleNamespace(
+        fetcher=fetcher, runtime=runtime, payloads=payloads, view=view, told=None, questions=0, silent=False
+    )
 
     async def ask() -> None:
         seen.questions += 1
+        if seen.silent:
+            await asyncio.Event().wait()
         agreed.newest = seen.told or agreed.newest
 
     return Pulls(fetcher, payloads, view, agreed, runtime, 1e9, ask), seen
@@ -83,7 +88,10 @@ def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[P
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def sleep(seconds: float) -> None: ...
+    pause = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        await pause(0)
 
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
 
@@ -105,10 +113,19 @@ async def test_a_snapshot_whose_notice_waits_behind_entries_is_asked_for() -> No
     pulls, seen = looked_for([None] * 9, snapshot(STEP - 40))
     seen.told = snapshot(STEP + 500)
     assert await pulls.accepted(NAMED, STEP, 100) is None
-    assert (seen.fetcher.asked, seen.questions) == (ACCEPTED_ROUNDS_MIN, 1)
+    assert (seen.fetcher.asked, seen.questions) == (ACCEPTED_ROUNDS_MIN + 1, 1)
     pulls, seen = looked_for([None] * 9 + [b"votes"], None)
     assert await pulls.accepted(NAMED, STEP, 100) == b"votes"
     assert seen.questions == 1, "a question in each round"
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_silent_coordinator_keeps_no_peer_from_votes_that_others_have() -> None:
+    """Each round waited 15 s for its answer."""
+    pulls, seen = looked_for([None] * 9 + [b"votes"], None)
+    seen.silent = True
+    assert await asyncio.wait_for(pulls.accepted(NAMED, STEP, 100), 60) == b"votes"
+    assert seen.questions == 1
 
 
 @pytest.mark.usefixtures("no_pauses")
