@@ -96,7 +96,10 @@ class PageProcess:
         own = {name: value for name, value in os.environ.items() if not name.startswith("SWARMENTUM_")}
         pipe = asyncio.subprocess.PIPE
         try:
-            child = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, env=own)
+            # A group of its own: a terminal's Ctrl-C is for the coordinator alone, which ends the page.
+            child = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, env=own, process_group=0
+            )
         except OSError as error:
             self._log.warning("the process of a page cannot be started", what=self._what, why=error.strerror)
             return error.errno or -1

@@ -449,6 +449,7 @@ def test_the_page_ends_with_its_coordinator_and_a_busy_port_does_not_end_the_coo
     )
     of_killed = [pid for pid in map(int, children.stdout.split()) if parent_of(pid) == process.child.pid]
     assert len(of_killed) == 1
+    assert os.getpgid(of_killed[0]) == of_killed[0], "a terminal's Ctrl-C printed its traceback"
     os.kill(process.child.pid, signal.SIGKILL)
     wait_for("end of the page", lambda: parent_of(of_killed[0]) is None)
     process.close()
