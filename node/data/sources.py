@@ -285,7 +285,7 @@ def check_text(path: Path) -> None:
     except UnicodeDecodeError as error:
         raise DataError(
             f"data: {path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {offset + error.start}; "
-            "convert it, for example with `iconv -f LATIN1 -t UTF-8`"
+            "convert it with `iconv -f ENCODING -t UTF-8` from its own encoding, such as CP1252, CP1251 or SHIFT_JIS"
         ) from error
     if size == 0:
         raise DataError(f"data: {path} is empty; name a file with text")
