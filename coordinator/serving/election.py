@@ -60,13 +60,21 @@ _TAKE = sa.text(
     "UPDATE lease SET token = token + 1, expires = clock_timestamp() + make_interval(secs => :seconds), address = :address "
     "WHERE id = 1 AND expires < clock_timestamp() RETURNING token"
 )
-_RENEW = sa.text(
-    "UPDATE lease SET expires = clock_timestamp() + make_interval(secs => :seconds) WHERE id = 1 AND token = :token "
-    "RETURNING token"
+
+
+def _quick(words: str) -> sa.TextClause:
+    """A statement that need not survive the database: without it the lease only ends sooner. Taking the lease is durable: no
+    token may ever be given twice. The session keeps no setting: it may be a pooler's, which gives it to others."""
+    return sa.text(f"WITH quick AS (SELECT set_config('synchronous_commit', 'off', true)) {words}")
+
+
+_RENEW = _quick(
+    "UPDATE lease SET expires = clock_timestamp() + make_interval(secs => :seconds) FROM quick "
+    "WHERE id = 1 AND token = :token RETURNING token"
 )
-_RELEASE = sa.text("UPDATE lease SET expires = 'epoch' WHERE id = 1 AND token = :token")
-_SAY_HERE = sa.text(
-    "INSERT INTO coordinators (address, seen) VALUES (:address, clock_timestamp()) "
+_RELEASE = _quick("UPDATE lease SET expires = 'epoch' FROM quick WHERE id = 1 AND token = :token")
+_SAY_HERE = _quick(
+    "INSERT INTO coordinators (address, seen) SELECT :address, clock_timestamp() FROM quick "
     "ON CONFLICT (address) DO UPDATE SET seen = excluded.seen"
 )
 _WHO = sa.text(
@@ -98,9 +106,6 @@ class Lease:
     def __init__(self, url: sa.URL, address: str, identity: Identity, certificate_sha256: bytes) -> None:
         self._address = address
         self._url, self._engine = url, connected(url, silent_seconds=LEASE_SECONDS)
-        # A word that the holder is there need not survive the database: if it is lost, the lease only ends sooner. Taking
-        # the lease goes over the other engine, and is durable: no token may ever be given twice.
-        self._quick = connected(url, durable=False, silent_seconds=LEASE_SECONDS)
         try:
             self._enter(identity.public_key, certificate_sha256)
         except OperatorError:
@@ -130,29 +135,28 @@ class Lease:
     def renew(self, held: HeldLease) -> HeldLease | None:
         """Hold it for longer; None if another coordinator has taken it."""
         asked_at = time.monotonic()
-        with _statement(self._quick) as connection:
+        with _statement(self._engine) as connection:
             found = connection.execute(_RENEW, {"seconds": LEASE_SECONDS, "token": held.token}).scalar()
         return held_since(held.token, asked_at) if found is not None else None
 
     def release(self, held: HeldLease) -> None:
         """Give it back, so that another acts at once; no matter if the database does not answer."""
-        with suppress(JournalError), _statement(self._quick) as connection:
+        with suppress(JournalError), _statement(self._engine) as connection:
             connection.execute(_RELEASE, {"token": held.token})
 
     def say_here(self) -> None:
         """Invites shall name this coordinator."""
-        with _statement(self._quick) as connection:
+        with _statement(self._engine) as connection:
             connection.execute(_SAY_HERE, {"address": self._address})
 
     def coordinators(self) -> tuple[str, ...]:
         """The addresses of those that are here, the one that acts (or did last) first."""
-        with _statement(self._quick) as connection:
+        with _statement(self._engine) as connection:
             rows = connection.execute(_WHO, {"seconds": HERE_SECONDS, "most": COORDINATORS_MAX}).all()
         return tuple(address for row in rows for address in row.address.split(","))[:COORDINATORS_MAX]
 
     def close(self) -> None:
         """Release the connections."""
-        self._quick.dispose()
         self._engine.dispose()
 
 

@@ -25,6 +25,7 @@ _POSTGRES_CONNECT = {
     "keepalives_interval": 1,
     "keepalives_count": 2,
     "application_name": "swarmentum-coordinator",
+    "prepare_threshold": None,  # psycopg's: behind a pooler the next session does not have what this one prepared
 }
 SILENT_SECONDS_MAX = 10.0
 MAY_WAIT = "it may wait for a replica (synchronous_standby_names), for a lock, or for its disk"
@@ -80,30 +81,17 @@ def hidden(url: sa.URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def connected(
-    url: sa.URL, *, writes: bool = True, durable: bool = True, silent_seconds: float | None = None
-) -> sa.Engine:
+def connected(url: sa.URL, *, writes: bool = True, silent_seconds: float | None = None) -> sa.Engine:
     """An engine (connections are made when they are needed); OperatorError if its driver is not installed.
 
-    Without `writes`, the database itself refuses to change anything for it. A server may lose a write that is not `durable`,
-    and is given up when it is silent for too long.
+    Without `writes`, the database itself refuses to change anything for it. A server that is silent for too long is given up.
     """
     try:
         if shared(url):
             from coordinator.store.postgres import bound
 
             # A server, or what is before it, ends idle connections: a ping finds that out before a write fails for it.
-            engine = sa.create_engine(
-                url, isolation_level="AUTOCOMMIT", pool_pre_ping=True, connect_args=_POSTGRES_CONNECT
-            )
-            reads_only = [] if writes else ["default_transaction_read_only = on"]
-            bound(
-                engine,
-                silent_seconds or SILENT_SECONDS_MAX,
-                *reads_only,
-                *([] if durable else ["synchronous_commit = off"]),
-            )
-            return engine
+            return bound(url, silent_seconds or SILENT_SECONDS_MAX, _POSTGRES_CONNECT, writes=writes)
         engine = sa.create_engine(url)
     except ImportError as error:
         hint = "pip install '.[postgres]' in the folder of the repository" if shared(url) else "install it"

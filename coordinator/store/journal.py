@@ -194,7 +194,7 @@ class Journal:
             return True
 
     def append(self, run_id: bytes, *records: Record) -> None:
-        """Write these records, in order, all or none; durable on return."""
+        """Write these records, in order; durable on return. One that fails on a server may leave those before it."""
         number = self._next_number(run_id)
         # A failed commit may have written after all: only the database knows, so it is asked again the next time.
         self._numbers.pop(run_id, None)

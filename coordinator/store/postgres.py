@@ -51,19 +51,27 @@ class BoundedConnection(psycopg.Connection[Any]):
             return end.value  # type: ignore[no-any-return]
 
 
-def bound(engine: sa.Engine, silent_seconds: float, *settings: str) -> None:
-    """Every connection of the engine is bounded, and has these settings of the server."""
-    after_ms = round(silent_seconds * LOCK_SHARE * 1000)
+def bound(url: sa.URL, silent_seconds: float, words: dict[str, Any], *, writes: bool) -> sa.Engine:
+    """An engine whose every connection is bounded. `words`: of each connection.
 
-    def connect(_: object, __: object, words: Any, options: dict[str, Any]) -> object:
-        made = BoundedConnection.connect(*words, autocommit=True, **options)
+    The session behind a connection may be a pooler's (PgBouncer), which gives it to other clients after each transaction. So it
+    keeps nothing: `writes` is said with each transaction, and the limit for locks only to a session that is this connection's.
+    """
+    after_ms = round(silent_seconds * LOCK_SHARE * 1000)
+    level: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"} if writes else {}
+    engine = sa.create_engine(url, pool_pre_ping=True, connect_args=words, **level)
+
+    def connect(_: object, __: object, args: Any, options: dict[str, Any]) -> object:
+        made = BoundedConnection.connect(*args, autocommit=True, **options)
         made.silent_seconds = silent_seconds
-        for setting in (f"lock_timeout = {after_ms}", *settings):
-            made.execute(f"SET {setting}")
+        own = "SELECT set_config('lock_timeout', %s, false) WHERE pg_backend_pid() = %s"
+        made.execute(own, (str(after_ms), made.info.backend_pid))
+        made.autocommit, made.read_only = writes, None if writes else True
         return made
 
     event.listen(engine, "do_connect", connect)
     event.listen(engine, "handle_error", _anew)
+    return engine
 
 
 def _anew(context: sa.engine.ExceptionContext) -> None:

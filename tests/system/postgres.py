@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,27 @@ class Postgres:
     def over_socket(self, url: str) -> str:
         """The same database for this process, which may be outside the server's network."""
         return f"postgresql+psycopg://swarm@/{url.rpartition('/')[2]}?host={self._folder}&port={self.port}"
+
+    @contextmanager
+    def pooler(self, url: str) -> Iterator[str]:
+        """The same database behind PgBouncer in transaction mode, with one session."""
+        name, port = url.rpartition("/")[2], free_port()
+        file = self._folder / "pgbouncer.ini"
+        file.write_text(
+            f"[databases]\n{name} = host={self.host} port={self.port} user=swarm pool_size=1\n[pgbouncer]\nauth_type = any\n"
+            f"pool_mode = transaction\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        )
+        command = [*self._as, "pgbouncer", "-q", str(file)]
+        with subprocess.Popen(command, stdout=self._log, stderr=self._log, cwd=self._folder) as process:
+            try:
+                until = time.monotonic() + READY_SECONDS_MAX
+                while process.poll() is None and time.monotonic() < until:
+                    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                        break
+                    time.sleep(0.05)
+                yield f"postgresql+psycopg://swarm@127.0.0.1:{port}/{name}"
+            finally:
+                process.terminate()
 
     def close(self) -> None:
         """Stop it (SIGQUIT: at once)."""

@@ -1,6 +1,7 @@
 """The lease and the fence, against a real PostgreSQL server; the arithmetic of a lease without one."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -273,6 +274,51 @@ def test_a_log_is_read_in_pages(place: Place, monkeypatch: pytest.MonkeyPatch) -
     journal.append(run_id, *records)
     for first in range(8):
         assert list(journal.records(run_id, first)) == records[first:]
+
+
+@pytest.fixture
+def pooled(server: Postgres, place: Place) -> Iterator[str]:
+    """The database's URL behind PgBouncer, which has one session for all clients, one transaction at a time."""
+    if shutil.which("pgbouncer") is None:
+        pytest.skip("needs Debian's package pgbouncer (apt-get install pgbouncer)")
+    with server.pooler(place.url) as url:
+        yield url
+
+
+def test_a_pooler_s_session_keeps_nothing_of_ours(pooled: str, place: Place) -> None:
+    """The readers' read-only and the lease's unsafe commits became everybody's: the coordinator stood by for good."""
+    direct, place.url = place.url, pooled
+    lease, run_id = place.lease(0), bytes([6]) * 32
+    held = lease.acquire()
+    assert held is not None
+    journal = place.journal().fenced(held.token)
+    reader = journal.reader()
+    place.opened.append(reader)
+    journal.create_run(run_id, log_pb2.Genesis(config_json="{}"))
+    records = [TicketMade(Ticket(bytes([n]) * 16, 5, 1, "x")) for n in range(9)]  # psycopg prepares what comes often
+    for record in records:
+        journal.append(run_id, record)
+        lease.say_here()
+        assert lease.renew(held) is not None
+        assert list(reader.records(run_id))[-1:] == [record]
+    with pytest.raises(JournalError, match="read-only transaction"):
+        reader.append(run_id, *records)
+    names = ("default_transaction_read_only", "synchronous_commit", "lock_timeout")
+    with sa.create_engine(pooled, poolclass=sa.NullPool).connect() as client:
+        assert [client.exec_driver_sql(f"SHOW {name}").scalar() for name in names] == ["off", "on", "0"]
+    place.url = direct
+    with place.journal()._reading() as connection:
+        assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "7500ms"
+
+
+def test_a_renewal_waits_for_no_replica(server: Postgres, place: Place) -> None:
+    lease = place.lease(0)
+    held = lease.acquire()
+    assert held is not None
+    with waiting_for_a_replica(server):
+        lease.say_here()
+        assert lease.renew(held) is not None
+        assert lease.coordinators() == ("here:0",)
 
 
 def test_a_full_disk_is_known_by_its_code_and_not_by_words(place: Place) -> None:
