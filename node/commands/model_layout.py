@@ -103,7 +103,7 @@ def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts
     layout, form = form_of(model, config.optimizer)
     size = config.optimizer.vote_size
     votes, payload = form.votes(layout.chunks, size), form.bytes_max(layout.chunks, size)
-    settings = load_settings()
+    settings = load_settings(home=Path())  # none is used, and the user of a container may have none
     found = counted(config, settings)
     facts = LayoutFacts(layout.digest().hex(), count, votes, payload)
     if found is None:
