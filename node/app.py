@@ -30,7 +30,8 @@ from node.mirror.snapshot_mirrors import SnapshotPlaces
 from node.model.device import autocast, device_name, pick_device
 from node.model.spec import ModelSpec, build, parameter_count, with_vocabulary
 from node.owner_commands import Commands, Stop
-from node.ranks.channel import RankLost, launched
+from node.ranks import launched
+from node.ranks.channel import RankLost
 from node.ranks.lead import Lead
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm

@@ -155,9 +155,11 @@ def _flush() -> None:
 def exit_with(command: Callable[[], None]) -> None:
     """Run a typer app; a SwarmentumError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
 
-    A process that it starts, or that a library starts for it, imports nothing from the working folder.
+    A process that it starts, or that a library starts for it, imports nothing from the working folder. gRPC writes no lines
+    of its own between ours: its calls fail with what it has to say.
     """
     keep_path_safe()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     stand_streams()
     try:
         _carry_out(command)

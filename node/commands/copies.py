@@ -277,7 +277,9 @@ def audit_folder(
     from node.config import load_settings
 
     with new_folder(folder) as fresh:
-        facts, sources = _fill(fresh, link_from(run), "data" in load_settings(home=Path(), allow_data=allow_data or None).allow)
+        facts, sources = _fill(
+            fresh, link_from(run), "data" in load_settings(home=Path(), allow_data=allow_data or None).allow
+        )
         write_bytes(fresh / audit.README, audit.readme(facts, sources).encode())
         write_bytes(fresh / audit.SUMS, audit.sums(fresh).encode())
     missing = [source["source"] for source in sources if source["why_not"]]

@@ -77,7 +77,7 @@ def join(
     need_node_extra()
     # A donor's machine has other work too, so waiting threads sleep instead of spinning. OpenMP reads this when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from node.ranks.channel import launched
+    from node.ranks import launched
     from node.terminal.stage import Stage
 
     launch = launched(os.environ)
@@ -147,7 +147,7 @@ def _take_part(
     from node.control import words
     from node.full_disk import outlasting
     from node.owner_commands import Stop
-    from node.ranks.channel import launched
+    from node.ranks import launched
 
     stop, log = Stop(stage.close), structlog.get_logger("peer")
 

@@ -177,6 +177,10 @@ class CoordinatorClient:
                 await self.move()
             raise
 
+    async def explained(self, error: NetworkError) -> NetworkError:
+        """See `CoordinatorWays.explained`."""
+        return error if self.several else await self._ways.explained(error, self._at)
+
     async def close(self) -> None:
         """Drop the channels."""
         self._hang_up()

@@ -22,7 +22,7 @@ import structlog
 
 from protos.calls import error_of, fetch_certificate, way_of
 from protos.disk import DiskError, write_bytes, writing
-from protos.errors import NetworkError, SwarmentumError
+from protos.errors import NetworkError, RefusedError, SwarmentumError
 from protos.http_proxy import HttpProxy
 from protos.invite import COORDINATORS_MAX
 from protos.limits import ADDRESS_BYTES_MAX
@@ -59,6 +59,9 @@ class Coordinators:
                 log.warning("the coordinators' addresses are not saved", file=str(self._file), why=str(error))
 
 
+LOOK_SECONDS_MAX = 5.0
+
+
 class CoordinatorWays:
     """Whether each coordinator is called directly or through an HTTP proxy; looked for once, until `forget`."""
 
@@ -74,6 +77,21 @@ class CoordinatorWays:
 
     async def certificate(self, address: str, seconds_max: float) -> bytes:
         return await asyncio.to_thread(fetch_certificate, address, self._sha256, seconds_max, await self.to(address))
+
+    async def explained(self, error: NetworkError, address: str) -> NetworkError:
+        """The error of a call; or that the server has another certificate now, which gRPC says in words of its own.
+
+        It is no RefusedError: a network on the way may have its own certificate there, for a while.
+        """
+        if "handshake failed" not in str(error).lower():
+            return error
+        try:
+            await self.certificate(address, LOOK_SECONDS_MAX)
+        except RefusedError as another:
+            return NetworkError(str(another))
+        except NetworkError:
+            pass
+        return error
 
     def known(self, address: str) -> HttpProxy | None:
         """As `to`, without looking."""

@@ -6,9 +6,8 @@ a peer trust each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,36 +16,12 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from node.ranks import Launch
 from protos.errors import NetworkError
-
-# torchrun's facts about a process, and the device of a rank. Refuses devices that are not a rank's own.
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One process among those of a peer."""
-
-    rank: int
-    """Rank 0 leads."""
-    ranks: int
-    local_rank: int
-    """The number of this rank among the ranks on this machine."""
-    local_ranks: int
-
-
-def launched(environment: Mapping[str, str]) -> Launch | None:
-    """The facts that torchrun gave this process; None without torchrun, or if this is torchrun's only process."""
-    if "TORCHELASTIC_RUN_ID" not in environment:
-        return None
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    launch = Launch(*(int(environment[name]) for name in names))
-    return launch if launch.ranks > 1 else None
 
 
 def rank_device(launch: Launch, name: str) -> torch.device:
     """The device of a rank for the setting `device`: `auto`, `cpu` or `cuda`. With `cuda`, each rank has its own device."""
-    import torch  # takes seconds, and a command that only asks for its rank does not need it
-
     from node.model.device import DeviceError
 
     if name not in {"auto", "cpu", "cuda"}:

@@ -28,7 +28,8 @@ from node.optim.step import Contributions, Votes
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
 from node.optim.voting import check_state
-from node.ranks.channel import Channel, Launch, RankLost, lost_ranks, rank_device
+from node.ranks import Launch
+from node.ranks.channel import Channel, RankLost, lost_ranks, rank_device
 from node.ranks.shard import AGREED, BUFFERS, COMMANDS, Order, RankShard
 from node.training.maker import GradientMaker
 from node.training.replica import BASE_PREFIX, Replica

@@ -36,7 +36,8 @@ from node.optim.sharded_demo import ShardedDeMo
 from node.optim.spread import Spread
 from node.optim.step import Contributions, NonFiniteGradient, Votes
 from node.optim.votes.groups import NotANumber, VotesError
-from node.ranks.channel import Channel, Launch, lost_ranks, rank_device
+from node.ranks import Launch
+from node.ranks.channel import Channel, lost_ranks, rank_device
 from protos.errors import OperatorError
 from protos.process import STOP_SIGNALS, usable_cores
 

@@ -132,7 +132,7 @@ class Follower:
             except BehindError as error:
                 problem, behind = error, True
             except NetworkError as error:
-                problem, away = error, True
+                problem, away = await self._client.explained(error), True
             except RefusedError as error:
                 await self._runtime.emit(Failed(error))
                 return

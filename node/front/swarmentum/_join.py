@@ -29,7 +29,7 @@ from node.building import Own
 from node.config import PeerSettings, load_settings
 from node.model.gradients import Loss
 from node.owner_commands import Stop
-from node.ranks.channel import launched
+from node.ranks import launched
 from node.training.maker import Handover, NoVotes, ParametersMovedError, Share
 from protos.console import configure_logging
 from protos.errors import OperatorError

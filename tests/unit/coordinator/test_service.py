@@ -17,8 +17,10 @@ from coordinator.clock.events import Disconnected, TimerFired
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import event_loop as runtime_module
 from coordinator.serving import following, hub, sessions, throttled_log
+from coordinator.store import home_files
+from node.link.coordinators import CoordinatorWays
 from protos import calls, limits
-from protos.calls import BehindError, SessionLostError, fetch_certificate
+from protos.calls import BehindError, SessionLostError, error_of, fetch_certificate, pinned_aio_channel
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
@@ -329,6 +331,21 @@ async def test_the_pin_decides(tmp_path: Path) -> None:
             await asyncio.to_thread(fetch_certificate, address, sha("another"))
     with pytest.raises(NetworkError):
         await asyncio.to_thread(fetch_certificate, address, here.certificate.sha256)
+
+
+async def test_a_certificate_that_changed_is_told_to_a_peer_that_follows(tmp_path: Path) -> None:
+    """gRPC's words were about a handshake and a protocol, for as long as the peer ran."""
+    before = home_files.load_or_create(tmp_path / "before")
+    async with served(tmp_path, WAITS) as here:
+        [address], ways = here.invite.coordinators, CoordinatorWays(before.sha256)
+        async with pinned_aio_channel(address, before.certificate_pem) as channel:
+            with pytest.raises(grpc.RpcError) as failed:
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+        told = await ways.explained(error_of(failed.value), address)
+        assert "has another TLS certificate; ask the run's operator" in str(told)
+        assert isinstance(told, NetworkError), "a network on the way may have put it there for a while"
+        same = await CoordinatorWays(here.certificate.sha256).explained(error_of(failed.value), address)
+        assert "handshake failed" in str(same).lower()
 
 
 async def test_health_answers(tmp_path: Path) -> None:

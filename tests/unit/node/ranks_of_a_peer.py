@@ -19,7 +19,8 @@ from node.model.spec import ModelSpec
 from node.optim.step import NonFiniteGradient
 from node.ranks import channel
 from node.ranks import lead as leading
-from node.ranks.channel import RankLost, launched
+from node.ranks import launched
+from node.ranks.channel import RankLost
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order, follow
 from node.snapshot.private import load_private

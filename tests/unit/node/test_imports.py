@@ -86,3 +86,13 @@ def test_the_semaphore_that_is_tried_has_a_name_that_macos_takes(monkeypatch: py
         pass
     (name,) = names
     assert len(name) <= 30
+
+
+def test_a_damaged_link_is_answered_before_torch_is_loaded() -> None:
+    """A helper of `join` imported torch: seconds, and a traceback where there is no temporary folder."""
+    code = "import sys; from node.__main__ import main; sys.argv[1:] = ['join', 'swarmentum://x']; main()"
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], check=False, capture_output=True, text=True)
+    said, names = done.stderr, {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "the invite link is damaged or cut off" in said
+    assert "node.commands.join" in names
+    assert "torch" not in names

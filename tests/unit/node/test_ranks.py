@@ -9,7 +9,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from node.model.device import DeviceError
-from node.ranks.channel import Launch, launched, rank_device
+from node.ranks import Launch, launched
+from node.ranks.channel import rank_device
 from tests.system.copied import ranks
 from tests.unit.node import ranks_of_a_peer
 
