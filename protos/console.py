@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TextIO, cast
@@ -67,6 +68,7 @@ def _printable_values(_logger: Any, _method: str, values: MutableMapping[str, An
 HOME_FORMAT: Final = 1
 """A version whose files an earlier one would delete or misread counts this up, and writes it into FORMAT_FILE of its homes."""
 FORMAT_FILE: Final = "format"
+HELD_SECONDS: Final = 0.1
 
 
 def lock_home(home: Path, who: str) -> IO[str]:
@@ -77,7 +79,9 @@ def lock_home(home: Path, who: str) -> IO[str]:
     except OSError as error:
         raise OperatorError(f"--home {home}: cannot be written: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_held(file, fcntl.LOCK_EX):
+            time.sleep(HELD_SECONDS)  # by a look of `home_is_held`, perhaps
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         held = isinstance(error, BlockingIOError)
@@ -94,6 +98,24 @@ def lock_home(home: Path, who: str) -> IO[str]:
             f"{HOME_FORMAT}), and this one would delete what it does not know: upgrade, or choose another home"
         )
     return file
+
+
+def home_is_held(home: Path) -> bool:
+    """Whether a process holds a home folder: one that starts or waits, too, which answers nobody."""
+    try:
+        with (home / "lock").open() as file:
+            return _is_held(file, fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _is_held(file: IO[str], kind: int) -> bool:
+    """Whether another open file has the lock; otherwise this one has it now."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 class _Output(io.FileIO):

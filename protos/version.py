@@ -13,6 +13,7 @@ import json
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from typing import Annotated, Any, Final
 
 import typer
@@ -112,6 +113,10 @@ class Program(TyperGroup):
         """As the base does; an unknown command ends with exit code 2."""
         if args and args[0] not in self.commands and (places := self._places(args[0], ctx.find_root().command)):
             ctx.fail(f"No such command {args[0]!r}: it is {' or '.join(f'`{place}`' for place in places)}.")
+        for before, word in pairwise(["", *args]):
+            if not word or (word.startswith("--") and word.endswith("=")):  # a path would be the working folder
+                after = word.rstrip("=") or before
+                ctx.fail(f"Nothing is given{after and f' after {after}'}: is a variable of the shell not set?")
         return super().resolve_command(ctx, args)
 
     def _places(self, word: str, root: Any) -> list[str]:

@@ -227,7 +227,12 @@ def install(
     kept = (*KEPT_VARIABLES, *(name for name in os.environ if name.startswith(KEPT_PREFIX)))
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     service = Service(run_id, told.run_name, command, home, Path.cwd(), {"PYTHONUNBUFFERED": "1", **environment})
-    where, warnings = here.install(service, start=start)
+    try:
+        where, warnings = here.install(service, start=start)
+    except OperatorError:
+        if all(it.run != run_id for it in here.installed()):
+            file.unlink()  # there may be a ticket in the link, and no `uninstall` would find it
+        raise
     if as_json:
         print_json(
             {"run": run_id, "file": str(where), "invite_file": str(file), "started": start, "warnings": warnings}

@@ -29,6 +29,7 @@ from typing import Any, Final
 
 import structlog
 
+from protos.console import home_is_held
 from protos.disk import remove_at_end, writing
 from protos.errors import NetworkError, OperatorError
 
@@ -158,8 +159,13 @@ def call(home: Path, command: str, **values: Any) -> dict[str, Any]:
         door = json.loads(path.read_text())
         address, secret = ("127.0.0.1", int(door["port"])), str(door["secret"])
     except FileNotFoundError:
+        if home_is_held(home):
+            raise NetworkError(
+                f"the peer with the home {home} takes no commands now: it is starting or ending, or it waits for room on its "
+                "full disk. Its log says which; Ctrl-C or SIGTERM ends it"
+            ) from None
         raise NetworkError(
-            f"no peer runs with the home {home}: start it with `swarmentum join`, or give its --home (a start takes a minute)"
+            f"no peer runs with the home {home}: start it with `swarmentum join`, or give its --home"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OperatorError(f"{path}: cannot be read: {error}; start the peer again, which writes it anew") from error

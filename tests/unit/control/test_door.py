@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from node.control.control_server import CALLERS_MAX, DOOR_FILE, REQUEST_BYTES_MAX, ControlServer, call
+from protos.console import lock_home
 from protos.errors import NetworkError, OperatorError
 
 
@@ -109,6 +110,8 @@ def test_a_bug_behind_the_door_is_in_the_log(home: Path, capsys: pytest.CaptureF
 
 
 def test_without_a_peer_the_person_is_told_what_to_do(tmp_path: Path) -> None:
+    with lock_home(tmp_path, "peer"), pytest.raises(NetworkError, match=r"takes no commands now: .*its full disk"):
+        call(tmp_path, "greet")
     with pytest.raises(NetworkError, match=r"no peer runs with the home .*swarmentum join"):
         call(tmp_path, "greet")
     (tmp_path / DOOR_FILE).write_text("{")

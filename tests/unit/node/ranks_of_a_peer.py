@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from node.config import load_settings
 from node.model.spec import ModelSpec
 from node.optim.step import NonFiniteGradient
-from node.ranks import channel
+from node.ranks import channel, launched
 from node.ranks import lead as leading
-from node.ranks import launched
 from node.ranks.channel import RankLost
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order, follow

@@ -111,3 +111,23 @@ def test_a_command_of_the_other_program_is_named_with_it(app: typer.Typer, words
     result = CliRunner().invoke(app, [*words.split(), "create"], env={"TERM": "dumb", "COLUMNS": "200"})
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("app", "words", "after"),
+    [
+        (coordinator.__main__.app, ["serve", "--home", ""], "--home"),
+        (coordinator.__main__.app, ["run", "create", "--home=", "run.toml"], "--home"),
+        (node.__main__.app, ["data", "survey", ""], "survey"),
+        (node.__main__.app, ["join", "swarmentum://", "--data", ""], "--data"),
+    ],
+)
+def test_an_empty_word_is_no_path(
+    app: typer.Typer, words: list[str], after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of the shell that is not set: keys and a journal lay in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, words, env={"TERM": "dumb", "COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"Nothing is given after {after}: is a variable of the shell not set?" in result.output
+    assert not list(tmp_path.iterdir())
