@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from coordinator.clock import machine
 from coordinator.clock.effects import EntryCommitted, LayoutFixed, PeerLeft, SnapshotAgreed, TickOpened
 from coordinator.config import settings
-from coordinator.store import backup
+from coordinator.store import backup, database
 from coordinator.store.journal import Journal, JournalError
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -173,3 +173,10 @@ def test_a_journal_that_an_earlier_version_put_elsewhere_is_named(tmp_path: Path
 def test_a_home_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(OperatorError, match=r"home: .* is no path in UTF-8"):
         settings(home=Path(os.fsdecode(b"/tmp/h\xff")))
+
+
+@pytest.mark.parametrize("driver", ["", "+psycopg", "+psycopg2", "+asyncpg"])
+def test_postgresql_is_reached_over_one_driver_whatever_the_url_says(driver: str) -> None:
+    """Another program's URL: over psycopg2 no wait would have an end, and the advice was to install what was installed."""
+    url = database.parsed(f"postgresql{driver}://swarm@db.example/swarm?sslmode=require")
+    assert str(url) == "postgresql+psycopg://swarm@db.example/swarm?sslmode=require"
