@@ -208,22 +208,30 @@ class Hub:
         return pace
 
     def _begin_writing_lines(self) -> None:
-        if self.lines.is_changed and (self._writing_lines is None or self._writing_lines.done()):
+        if self.lines.changed and (self._writing_lines is None or self._writing_lines.done()):
             self._writing_lines = asyncio.ensure_future(self._write_lines(self._acting, self.lines))
 
     async def _write_lines(self, journal: Journal, lines: WaitQueues) -> None:
         """Write until nothing is new, at most once in LINES_SECONDS, however often strangers come and go."""
-        while lines.is_changed:
-            for run_id, body in lines.pop_changed().items():
+        said = ""
+        while changed := lines.changed:
+            for run_id in changed:
                 try:
-                    await asyncio.get_running_loop().run_in_executor(self._io, journal.keep_line, run_id, body)
-                except asyncio.CancelledError:
-                    lines.unwritten(run_id)
-                    raise
+                    await self._write_line(journal, lines, run_id)
                 except JournalError as error:
-                    log = structlog.get_logger("coordinator")
-                    log.warning("the line before a full run is not kept", step=0, peer="-", why=str(error))
+                    if str(error) != said:  # it is tried again, and a full disk may last
+                        log = structlog.get_logger("coordinator")
+                        log.warning("the line before a full run is not kept", step=0, peer="-", why=str(error))
+                    said = str(error)
             await asyncio.sleep(LINES_SECONDS)
+
+    async def _write_line(self, journal: Journal, lines: WaitQueues, run_id: bytes) -> None:
+        body = lines.taken(run_id)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._io, journal.keep_line, run_id, body)
+        except (asyncio.CancelledError, JournalError):
+            lines.unwritten(run_id)
+            raise
 
     async def _end_lines(self) -> None:
         """Write what is new at once: this coordinator stops, and may still write."""
@@ -231,9 +239,9 @@ class Hub:
             self._writing_lines.cancel()
             await asyncio.gather(self._writing_lines, return_exceptions=True)
             self._writing_lines = None
-        for run_id, body in self.lines.pop_changed().items():
+        for run_id in self.lines.changed:
             with suppress(JournalError):
-                await asyncio.get_running_loop().run_in_executor(self._io, self._acting.keep_line, run_id, body)
+                await self._write_line(self._acting, self.lines, run_id)
 
     async def _purge(self, journal: Journal) -> None:
         """Delete the rows of deleted runs, a few at a time, so that other runs can write. The next start goes on with it."""
