@@ -124,7 +124,7 @@ async def test_a_fork_that_does_not_fit_is_refused_with_what_there_is(tmp_path: 
                 await asyncio.to_thread(operator.create_run, SETTINGS, layout, 10, start)
 
 
-def test_changes_are_a_file_or_settings_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_changes_are_a_file_or_settings_which_count_and_none_is_given_twice(tmp_path: Path) -> None:
     file = tmp_path / "changes.toml"
     file.write_text('[optimizer]\nlr = 0.001\nschedule = "constant"\n[clock]\nsteps = 70\n')
     wanted = changes_of([str(file), "optimizer.lr=5e-4", "name=second try", "clock.strict=true"])
@@ -132,6 +132,9 @@ def test_changes_are_a_file_or_settings_and_the_last_one_counts(tmp_path: Path) 
     assert (made.optimizer.lr, made.optimizer.schedule, made.name) == (5e-4, "constant", "second try")
     assert (made.clock.steps, made.clock.strict, made.clock.snapshot_every) == (70, True, 10)
     assert forked(SETTINGS, {}) == SETTINGS
+    for first in ("optimizer.lr=5e-4", "optimizer={lr=5e-4}"):
+        with pytest.raises(OperatorError, match=r"=1e-3: optimizer\.lr is given twice"):
+            changes_of([str(file), first, "optimizer.top_k=9", "optimizer.lr=1e-3"])
 
 
 @pytest.mark.parametrize(("base", "change", "says"), [
