@@ -402,8 +402,12 @@ async def test_a_name_that_begins_an_id_means_neither_run(tmp_path: Path) -> Non
                 await run("pause", "")
             named = await operator_stub_create(here, ONE_STEP.model_copy(update={"name": first[:2]}))
             for command in ("pause", "finish"):
-                with pytest.raises(OperatorError, match=f"2 runs are called '{first[:2]}'.*{first[:16]}"):
+                with pytest.raises(OperatorError, match=rf"2 runs are called '{first[:2]}': .*\({first[:16]}\)"):
                     await run(command, first[:2])
+            with pytest.raises(
+                OperatorError, match=rf"this coordinator has: {ONE_STEP.name} \({first[:16]}\), {first[:2]} \("
+            ):
+                await run("pause", ONE_STEP.name.upper())
             await run("pause", named.hex()[:16])
             await run("pause", first)
             assert all(it.run.is_paused for it in here.hub.runs.values())
