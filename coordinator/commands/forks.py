@@ -37,6 +37,8 @@ from protos.run_sections import OperatorsConfig
 from protos.start import StartingState, fork_values, start_body, start_from_body
 from protos.v1 import coordinator_pb2 as pb
 
+STEPS_NAMED_MAX = 3
+
 
 @dataclass(frozen=True)
 class Parent:
@@ -55,14 +57,16 @@ class Parent:
         return in_force(self.config, self.changed, step)
 
     def state_at(self, from_step: int) -> StartingState:
-        """The newest agreed state at or before a step. OperatorError with the steps that there are."""
+        """The newest agreed state at or before a step. OperatorError with the nearest that there are."""
         found = [state for state in self.states if state.step <= from_step]
         if found:
             return found[-1]
-        steps = ", ".join(str(state.step) for state in self.states)
+        held = [state.step for state in self.states if state.step in self.held]
+        near = ", ".join(map(str, (held or [state.step for state in self.states])[:STEPS_NAMED_MAX]))
+        whose = "that connected peers have" if held else f"of {len(self.states)}, which no connected peer has"
         raise OperatorError(
             f"--from-step {from_step}: run {self.run_id.hex()[:16]} has no agreed snapshot at or before this step; "
-            + (f"it has those of steps {steps}" if steps else "it has none at all yet, so `run create` makes a new run")
+            + (f"the nearest {whose}: {near}" if near else "it has none at all yet, so `run create` makes a new run")
         )
 
 
