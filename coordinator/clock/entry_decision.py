@@ -136,8 +136,10 @@ def newcomers_until_ms(run: Run, step: OpenStep) -> int:
 def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
     """Whether the open step, counted, can be decided now."""
     clock, roster, connected = run.config.clock, step.tick.roster, step.here.bit_count()
-    if connected < min(clock.min_peers, len(roster)) and not clock.strict:
-        return False, f"{connected} of {clock.min_peers} peers needed are connected"
+    needed = min(clock.min_peers, len(roster))
+    if connected < needed and not clock.strict:
+        of = f"{needed} peers needed from the roster of step {step.tick.step}"  # others may be ready
+        return False, f"{connected} of {of} are connected; it waits for them until its deadline"
     abstained = _silent(step)
     asked = deciders(run, step, now_ms) & ~abstained
     if nobody_votes(run, step, now_ms):

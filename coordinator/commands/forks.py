@@ -12,6 +12,7 @@ the root that the fork's genesis names. ADR 5.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,8 @@ from protos.run_sections import OperatorsConfig
 from protos.start import StartingState, fork_values, start_body, start_from_body
 from protos.v1 import coordinator_pb2 as pb
 
+STEPS_NAMED_MAX = 3
+
 
 @dataclass(frozen=True)
 class Parent:
@@ -54,14 +57,16 @@ class Parent:
         return in_force(self.config, self.changed, step)
 
     def state_at(self, from_step: int) -> StartingState:
-        """The newest agreed state at or before a step. OperatorError with the steps that there are."""
+        """The newest agreed state at or before a step. OperatorError with the nearest that there are."""
         found = [state for state in self.states if state.step <= from_step]
         if found:
             return found[-1]
-        steps = ", ".join(str(state.step) for state in self.states)
+        held = [state.step for state in self.states if state.step in self.held]
+        near = ", ".join(map(str, (held or [state.step for state in self.states])[:STEPS_NAMED_MAX]))
+        whose = "that connected peers have" if held else f"of {len(self.states)}, which no connected peer has"
         raise OperatorError(
             f"--from-step {from_step}: run {self.run_id.hex()[:16]} has no agreed snapshot at or before this step; "
-            + (f"it has those of steps {steps}" if steps else "it has none at all yet, so `run create` makes a new run")
+            + (f"the nearest {whose}: {near}" if near else "it has none at all yet, so `run create` makes a new run")
         )
 
 
@@ -155,11 +160,18 @@ BUFFERS: Mapping[str, str] = {"momentum": "sgd, muon", "beta1": "adamw", "block"
 
 
 def changes_of(arguments: Iterable[str]) -> dict[str, Any]:
-    """The settings that the arguments name, as nested tables; a later argument takes precedence. OperatorError."""
+    """The settings that the arguments name, as nested tables; a later argument takes precedence over a file. OperatorError,
+    also for a setting that two KEY=VALUE name."""
     found: dict[str, Any] = {}
+    given: set[str] = set()
     for argument in arguments:
         match = SETTING.fullmatch(argument)
-        found = merged(found, _file(Path(argument)) if match is None else _nested(match[1], _value(match[2])))
+        change = _file(Path(argument)) if match is None else _nested(match[1], _value(match[2]))
+        keys = set() if match is None else set(flat(change))
+        if twice := min(given & keys, default=""):
+            raise OperatorError(f"{argument}: {twice} is given twice; leave one of the two out")
+        given |= keys
+        found = merged(found, change)
     return found
 
 
@@ -279,12 +291,11 @@ def fork(
     from coordinator.commands.checking import refuse_second
     from coordinator.commands.created import link_for_anchors, print_created, show_created
 
-    wanted = changes_of(changes or [])
+    wanted = changes_of([*(changes or []), *([f"name={json.dumps(name, ensure_ascii=False)}"] if name else [])])
     operator = operator_at(home)
     found = parent(operator, run)
     start = found.state_at(STEP_MAX if from_step is None else from_step)
-    named = {"name": name} if name else {"name": _name(found.config.name, start.step)} | wanted
-    config = forked(found.config_at(start.step), wanted | named)
+    config = forked(found.config_at(start.step), {"name": _name(found.config.name, start.step)} | wanted)
     refuse_second(operator, config.name, todo="the fork another one with --name")
     invite = operator.create_run(config, found.layout_digest, found.parameters, start)
     genesis = operator.find(invite.run_id.hex()).genesis

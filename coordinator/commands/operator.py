@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -29,13 +30,14 @@ from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
 from protos.run_facts import list_text, sealed_run
-from protos.start import StartingState, start_body
-from protos.text import as_line
+from protos.start import RUN_DIGITS_SHOWN, StartingState, start_body
+from protos.text import as_line, printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2, ticket_pb2
 
 CALL_SECONDS_MAX = 10.0
+NAMED_MAX = 10
 T = TypeVar("T")
 
 
@@ -46,6 +48,21 @@ def _meant(word: str, by_id: Mapping[str, T], named: list[T]) -> list[T]:
         return [by_id[word]]
     begun = [found for whole, found in by_id.items() if word and whole.startswith(word)]
     return [*named, *(found for found in begun if not any(found is other for other in named))]
+
+
+def _not_one(
+    what: str, word: str, found: list[T], by_id: Mapping[str, T], names: Mapping[str, str], whose: str
+) -> OperatorError:
+    """The error for a word that means none or several: it names those, or what there is, the most alike first."""
+
+    def alike(id_: str) -> float:
+        return SequenceMatcher(None, word.casefold(), names[id_].casefold()).ratio()
+
+    meant = [id_ for id_, it in by_id.items() if any(it is other for other in found)]
+    ids = meant or sorted(by_id, key=alike, reverse=True)
+    named = [f"{printable(names[id_])} ({id_[:RUN_DIGITS_SHOWN]})".lstrip() for id_ in ids[:NAMED_MAX]]
+    there = (", ".join(named) or "none") + (", ..." if len(ids) > NAMED_MAX else "")
+    return OperatorError(f"{len(found)} {what} are called {word!r}{'' if meant else f'; {whose} has'}: {there}")
 
 
 class Operator:
@@ -134,9 +151,8 @@ class Operator:
         tickets = {status.ticket.ticket_id.hex(): status for status in self.tickets(genesis)}
         found = _meant(name, tickets, [status for status in tickets.values() if status.ticket.label == name])
         if len(found) != 1:
-            raise OperatorError(
-                f"{len(found)} invites of this run are called {name!r}; `swarmentum-coordinator invite list` shows them"
-            )
+            labels = {id_: status.ticket.label for id_, status in tickets.items()}
+            raise _not_one("invites", name, found, tickets, labels, "this run")
         return found[0]
 
     def invite(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket | None = None) -> Invite:
@@ -153,10 +169,11 @@ class Operator:
         named = (
             [r for r in named if r.phase != pb.Phase.PHASE_FINISHED] or [r for r in named if not r.archived] or named
         )
-        found = _meant(run, {run_id_of(r.genesis).hex(): r for r in runs}, named)
+        by_id = {run_id_of(r.genesis).hex(): r for r in runs}
+        found = _meant(run, by_id, named)
         if len(found) != 1:
-            known = ", ".join(run_id_of(r.genesis).hex()[:16] for r in runs) or "none"
-            raise OperatorError(f"{len(found)} runs are called {run!r}; this coordinator has: {known}")
+            names = {id_: config_from_json(it.genesis.config_json).name for id_, it in by_id.items()}
+            raise _not_one("runs", run, found, by_id, names, "this coordinator")
         return found[0]
 
     def public_list(self, runs: list[str]) -> str:

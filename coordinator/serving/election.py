@@ -24,6 +24,7 @@ from coordinator.serving.hub import Hub
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.database import MAY_WAIT, connected, making_tables
 from coordinator.store.journal import LEASE, Journal, JournalError, failing_as_journal_error
+from protos.disk import DiskError
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.invite import COORDINATORS_MAX
@@ -191,7 +192,7 @@ class Election:
     ) -> None:
         """The election calls `show` when this coordinator begins or ceases to act.
 
-        The election calls `met` with the addresses of all coordinators, that of the acting one first."""
+        The election calls `met` with the addresses of all coordinators, that of the acting one first; DiskError: again."""
         self.known = asyncio.Event()
         """Set once this coordinator knows which one acts."""
         self._lease, self._journal, self._hub = lease, journal, hub
@@ -199,6 +200,8 @@ class Election:
         self._held: HeldLease | None = None
         self.here: tuple[str, ...] = ("another coordinator",)
         """The addresses of the coordinators that are here, that of the one that acts (or acted last) first."""
+        self._noted: tuple[str, ...] | None = ()
+        """Those that `met` was called with; None while it fails."""
         self._looked_at = float("-inf")
         # The lease has a thread of its own, so that a write that hangs does not keep it from being renewed.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lease")
@@ -292,11 +295,22 @@ class Election:
         """From time to time, announce this coordinator and look for others."""
         if time.monotonic() - self._looked_at >= READ_SECONDS:
             await self._call(self._lease.say_here)
-            before, self.here = self.here, await self._call(self._lease.coordinators)
-            if self.here != before:
-                self._met(self.here)
+            self.here = await self._call(self._lease.coordinators)
+            self._note()
             self._looked_at = time.monotonic()
         return self.here
+
+    def _note(self) -> None:
+        """The home's disk may be full, and the database is elsewhere: the lease is held, and the next look tries again."""
+        if self._noted == self.here:
+            return
+        try:
+            self._met(self.here)
+            self._noted = self.here
+        except DiskError as error:
+            if self._noted is not None:
+                self._log.warning("invites of this coordinator name other coordinators than there are", why=str(error))
+            self._noted = None
 
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)

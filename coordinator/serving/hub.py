@@ -6,7 +6,7 @@ A coordinator that stands by has no runs here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -26,6 +26,7 @@ from coordinator.store.wait_queues import Line, QueuePace, WaitQueues, waiting
 from protos.accounts import owner_body
 from protos.address import is_relayed
 from protos.clocks import monotonic_ms
+from protos.disk import DiskError
 from protos.identity import Identity
 from protos.log import run_id_of
 from protos.run_facts import STATUS_EXCLUSIONS_MAX, STATUS_PEERS_MAX
@@ -38,6 +39,7 @@ from protos.v1 import log_pb2
 DESCRIBED_PEERS_MIN = 64
 DESCRIBED_MS_MAX = 1_000
 LINES_SECONDS = 1.0
+ANOTHER_ACTS = "another coordinator acts now: ask it whether this is done"
 
 _PHASES = {
     Phase.WAITING: pb.Phase.PHASE_WAITING,
@@ -64,7 +66,7 @@ class Hub:
         self.deleted: set[bytes] = set()
         """Ids of the runs that the operator deleted. No run gets one of these ids again."""
         self.noted: Callable[[bytes, str], None] = lambda run_id, name: None
-        """The hub calls this for each run that it serves, with the run's name."""
+        """The hub calls this for each run that it is going to serve, with the run's name. DiskError."""
         self.held = False
         """The journal comes from a backup, and the operator has not said that its log is whole."""
         self.stands_by: str | None = None
@@ -82,6 +84,7 @@ class Hub:
         self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._reading = LogPages(journal.reader())
         self._purging: asyncio.Task[None] | None = None
+        self._working: set[asyncio.Task[None]] = set()
         self._described: dict[bytes, tuple[Run, pb.GetRunResponse, int]] = {}
 
     def restore(self) -> None:
@@ -100,6 +103,7 @@ class Hub:
         self.metrics.acts.set(1)
         for folded in folds.runs():
             folded.held = self.held
+            self.noted(folded.run.run_id, folded.run.config.name)
             self._add(folded)
         self.deleted = set(folds.deleted)
         self._purging = asyncio.ensure_future(self._purge(journal)) if self.deleted else None
@@ -124,8 +128,8 @@ class Hub:
         self.stands_by = reason
         self.metrics.acts.set(0)
         self._end_purging()
-        if self._writing_lines is not None:
-            self._writing_lines.cancel()
+        for task in (*self._working, *filter(None, (self._writing_lines,))):
+            task.cancel()
         runs, self.runs, self._genesis, self._described = list(self.runs.values()), {}, {}, {}
         for runtime in runs:
             runtime.abandon()
@@ -141,19 +145,50 @@ class Hub:
         return self._genesis[run_id]
 
     async def create_run(self, genesis: log_pb2.Genesis) -> bytes:
-        """Journal a new run and serve it; returns its id."""
+        """Journal a new run and serve it; returns its id. JournalError."""
         run_id = run_id_of(genesis)
-        journal = self._acting
-        await asyncio.get_running_loop().run_in_executor(self._io, journal.create_run, run_id, genesis)
-        if journal is not self._acting or self.stands_by is not None:
-            raise JournalError("the run is created, but another coordinator acts now: that coordinator has the run")
-        self._add(Folded(genesis, run_of(run_id, genesis)))
+        await self._to_its_end(self._create(run_id, genesis))
         return run_id
+
+    async def _create(self, run_id: bytes, genesis: log_pb2.Genesis) -> None:
+        await self._journalled(Journal.create_run, run_id, genesis)
+        folded = Folded(genesis, run_of(run_id, genesis))
+        try:
+            self.noted(run_id, folded.run.config.name)
+        except DiskError as error:  # the journal has the run; the home notes it with the next one, or at the next start
+            log = structlog.get_logger("coordinator").bind(run=run_id.hex()[:16], step=0, peer="-")
+            log.warning("a new run is served, and not noted in this home yet", why=str(error))
+        self._add(folded)
 
     async def delete_run(self, run_id: bytes) -> None:
         """The run is gone for ever: its peers' streams end, and its records leave the journal one by one. JournalError."""
+        await self._to_its_end(self._delete(run_id))
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """A caller that hangs up ends nothing half-way: what is in the journal is served, and what is not there is not."""
+        task = asyncio.ensure_future(work)
+        self._working.add(task)
+        task.add_done_callback(self._worked)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by `stand_by`, which waits for no write
+                raise JournalError(ANOTHER_ACTS) from None
+            raise
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._working.discard(task)
+        if not task.cancelled():
+            task.exception()  # a caller that hung up does not read it, and asyncio would log it
+
+    async def _journalled(self, write: Callable[..., None], *what: Any) -> None:
         journal = self._acting
-        await asyncio.get_running_loop().run_in_executor(self._io, journal.delete_run, run_id)
+        await asyncio.get_running_loop().run_in_executor(self._io, write, journal, *what)
+        if journal is not self._acting or self.stands_by is not None:
+            raise JournalError(ANOTHER_ACTS)
+
+    async def _delete(self, run_id: bytes) -> None:
+        await self._journalled(Journal.delete_run, run_id)
         self.deleted.add(run_id)
         runtime = self.runs.pop(run_id, None)
         self._genesis.pop(run_id, None)
@@ -164,7 +199,7 @@ class Hub:
         if runtime is not None:
             runtime.abandon()
         if self._purging is None or self._purging.done():
-            self._purging = asyncio.ensure_future(self._purge(journal))
+            self._purging = asyncio.ensure_future(self._purge(self._acting))
 
     def keep_line(self, run_id: bytes, line: Line, now_ms: int) -> QueuePace | None:
         """The line before a run is this now; returns its pace. The journal gets it later: no question waits."""
@@ -173,22 +208,30 @@ class Hub:
         return pace
 
     def _begin_writing_lines(self) -> None:
-        if self.lines.is_changed and (self._writing_lines is None or self._writing_lines.done()):
+        if self.lines.changed and (self._writing_lines is None or self._writing_lines.done()):
             self._writing_lines = asyncio.ensure_future(self._write_lines(self._acting, self.lines))
 
     async def _write_lines(self, journal: Journal, lines: WaitQueues) -> None:
         """Write until nothing is new, at most once in LINES_SECONDS, however often strangers come and go."""
-        while lines.is_changed:
-            for run_id, body in lines.pop_changed().items():
+        said = ""
+        while changed := lines.changed:
+            for run_id in changed:
                 try:
-                    await asyncio.get_running_loop().run_in_executor(self._io, journal.keep_line, run_id, body)
-                except asyncio.CancelledError:
-                    lines.unwritten(run_id)
-                    raise
+                    await self._write_line(journal, lines, run_id)
                 except JournalError as error:
-                    log = structlog.get_logger("coordinator")
-                    log.warning("the line before a full run is not kept", step=0, peer="-", why=str(error))
+                    if str(error) != said:  # it is tried again, and a full disk may last
+                        log = structlog.get_logger("coordinator")
+                        log.warning("the line before a full run is not kept", step=0, peer="-", why=str(error))
+                    said = str(error)
             await asyncio.sleep(LINES_SECONDS)
+
+    async def _write_line(self, journal: Journal, lines: WaitQueues, run_id: bytes) -> None:
+        body = lines.taken(run_id)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._io, journal.keep_line, run_id, body)
+        except (asyncio.CancelledError, JournalError):
+            lines.unwritten(run_id)
+            raise
 
     async def _end_lines(self) -> None:
         """Write what is new at once: this coordinator stops, and may still write."""
@@ -196,9 +239,9 @@ class Hub:
             self._writing_lines.cancel()
             await asyncio.gather(self._writing_lines, return_exceptions=True)
             self._writing_lines = None
-        for run_id, body in self.lines.pop_changed().items():
+        for run_id in self.lines.changed:
             with suppress(JournalError):
-                await asyncio.get_running_loop().run_in_executor(self._io, self._acting.keep_line, run_id, body)
+                await self._write_line(self._acting, self.lines, run_id)
 
     async def _purge(self, journal: Journal) -> None:
         """Delete the rows of deleted runs, a few at a time, so that other runs can write. The next start goes on with it."""
@@ -216,7 +259,6 @@ class Hub:
     def _add(self, folded: Folded) -> None:
         run_id = folded.run.run_id
         self._genesis[run_id] = folded.genesis
-        self.noted(run_id, folded.run.config.name)
         traces = StepTraces(self._tracing, run_id, partial(self.metrics.took, run_id.hex()[:16]))
         self.runs[run_id] = RunRuntime(
             folded, self._acting, self.identity, self.metrics, self._io, self._fenced, self._reading, traces
@@ -225,6 +267,7 @@ class Hub:
 
     async def stop(self) -> None:
         """End every stream; nothing more is written after this."""
+        await asyncio.gather(*self._working, return_exceptions=True)
         self._end_purging()
         if self.stands_by is None:
             await self._end_lines()

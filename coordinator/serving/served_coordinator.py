@@ -40,7 +40,7 @@ from coordinator.store.home_files import KnownRuns
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.wait_queues import FILE, FILE_BYTES_MAX, from_file
 from protos.console import lock_home
-from protos.disk import remove_at_end, replace_bytes
+from protos.disk import remove_at_end, replace_bytes, writing
 from protos.errors import OperatorError
 from protos.identity import Identity, short
 from protos.invite import Invite
@@ -109,8 +109,9 @@ class Serving:
         )
 
     def write(self, home: Path) -> None:
-        """So that the operator's commands find it, whole at any moment."""
-        replace_bytes(home / "serving.json", json.dumps(asdict(self)).encode(), synced=False)
+        """So that the operator's commands find it, whole at any moment. Raises DiskError."""
+        with writing(home / "serving.json"):
+            replace_bytes(home / "serving.json", json.dumps(asdict(self)).encode(), synced=False)
 
     @staticmethod
     def read(home: Path) -> Serving:

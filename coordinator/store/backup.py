@@ -25,6 +25,7 @@ from urllib.parse import quote
 from coordinator.store.checkpoint import FoldedRuns
 from coordinator.store.database import of_file
 from coordinator.store.journal import Journal
+from protos.console import lock_home
 from protos.disk import remove_left, replace_file, write_bytes, writing
 from protos.errors import OperatorError, Refusal, SwarmentumError
 from protos.identity import Identity
@@ -32,6 +33,8 @@ from protos.log import Chain
 from protos.version import software_version
 
 JOURNAL = "journal.sqlite3"
+BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a file, and replays into it: also into another file that comes to be there."""
 KEYS = ("identity.key", "tls.key", "tls.crt")
 ABOUT = "backup.json"
 HELD = "restored.json"
@@ -93,7 +96,7 @@ def make(home: Path, file: Path) -> BackupSummary:
             chains = [(Chain(run_id, identity.public_key), head) for run_id, head in heads.items()]
             damage += filter(None, (_damage(journal, chain, head) for chain, head in chains))
     finally:
-        for left in (copy, *(copy.with_name(copy.name + end) for end in ("-wal", "-shm", "-journal"))):
+        for left in (copy, *(copy.with_name(copy.name + end) for end in BESIDE)):
             remove_left(left)
     if damage:
         raise DamagedJournalError(
@@ -159,15 +162,14 @@ def _pack(opened: IO[bytes], about: bytes, files: dict[str, Path]) -> None:
 
 def restore(file: Path, home: Path) -> BackupSummary:
     """Write the home that `file` holds. The home is held from then on. If this fails half-way, it can be called again."""
-    unfinished = is_half_restored(home)
-    if not unfinished and any((home / name).exists() for name in (*KEYS, JOURNAL)):
-        raise OperatorError(f"{home}: holds a coordinator already; give an empty folder with --home")
     try:
         with tarfile.open(file) as archive:
             about = _about(_read(archive, ABOUT, ABOUT_BYTES_MAX))
             keys = {name: _read(archive, name, KEY_BYTES_MAX) for name in KEYS}
             with writing(home):
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with lock_home(home, "coordinator"), writing(home):
+                _check_empty(home)
                 # The mark comes first: a home whose journal is there, and not held, could make a second log. The journal
                 # comes last: a home that is held without one is half restored.
                 write_bytes(home / HELD, json.dumps({"from": str(file), **asdict(about)}).encode())
@@ -180,6 +182,15 @@ def restore(file: Path, home: Path) -> BackupSummary:
         why = str(error).partition("\n")[0].rstrip(":")
         raise OperatorError(f"{file}: cannot be read as a backup, so it is none, or not whole: {why}") from error
     return about
+
+
+def _check_empty(home: Path) -> None:
+    """OperatorError if a coordinator was here. Of a killed one the -wal may be all that is left."""
+    names = [JOURNAL + end for end in BESIDE]
+    if not is_half_restored(home):
+        names += [*KEYS, JOURNAL]
+    if there := next((name for name in names if (home / name).exists()), None):
+        raise OperatorError(f"{home}: holds a coordinator already ({there}); give an empty folder with --home")
 
 
 def _write(path: Path, source: IO[bytes], sha256: str | None) -> None:

@@ -197,16 +197,17 @@ class Certificate:
 
 
 def load_or_create(home: Path) -> Certificate:
-    """The certificate in a home folder; made there (key mode 0400) if there is none."""
+    """The certificate in a home folder; made there (key mode 0400) if there is none. DiskError."""
     key_path, certificate_path = home / "tls.key", home / "tls.crt"
     for path in (key_path, certificate_path):
         check_no_folder(path)
     if not (key_path.exists() and certificate_path.exists()):
         made = _create()
-        home.mkdir(parents=True, exist_ok=True)
-        certificate_path.unlink(missing_ok=True)  # the pair is made again unless both are there, whole
-        replace_bytes(key_path, made.key_pem, mode=PRIVATE_MODE)
-        replace_bytes(certificate_path, made.certificate_pem)
+        with writing(certificate_path):
+            home.mkdir(parents=True, exist_ok=True)
+            certificate_path.unlink(missing_ok=True)  # the pair is made again unless both are there, whole
+            replace_bytes(key_path, made.key_pem, mode=PRIVATE_MODE)
+            replace_bytes(certificate_path, made.certificate_pem)
     certificate = Certificate(key_path.read_bytes(), certificate_path.read_bytes())
     _check(certificate, key_path, certificate_path)
     return certificate

@@ -191,18 +191,18 @@ class WaitQueues:
         return pace
 
     @property
-    def is_changed(self) -> bool:
-        """Whether the journal has other lines than these."""
-        return bool(self._changed)
+    def changed(self) -> list[bytes]:
+        """The runs of which the journal has another line."""
+        return sorted(self._changed)
 
-    def pop_changed(self) -> dict[bytes, bytes]:
-        """The lines that the journal does not have, as bytes; empty bytes for a line without peers."""
-        found = {run_id: json.dumps(_rows(self.of(run_id))).encode() for run_id in sorted(self._changed)}
-        self._changed.clear()
-        return {run_id: b"" if body == b"[]" else body for run_id, body in found.items()}
+    def taken(self, run_id: bytes) -> bytes:
+        """The line for the journal, which counts as written unless `unwritten` follows; empty if nobody is in it."""
+        self._changed.discard(run_id)
+        line = self.of(run_id)
+        return json.dumps(_rows(line)).encode() if line else b""
 
     def unwritten(self, run_id: bytes) -> None:
-        """The journal did not take this line: it is written with the next one."""
+        """The journal did not take this line."""
         self._changed.add(run_id)
 
 

@@ -21,6 +21,7 @@ from coordinator import __main__ as command
 from coordinator.config import CoordinatorSettings
 from coordinator.serving.served_coordinator import serve
 from coordinator.store import backup, checkpoint
+from protos.console import lock_home
 from protos.errors import OperatorError
 from protos.v1 import log_pb2
 from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, served
@@ -201,6 +202,27 @@ async def test_a_backup_ends_while_the_coordinator_writes_all_the_time(tmp_path:
     finally:
         stop.set()
         writer.join()
+
+
+@pytest.mark.parametrize("end", backup.BESIDE)
+@pytest.mark.parametrize("half", [False, True])
+async def test_nothing_is_restored_beside_what_sqlite_would_replay_or_under_a_coordinator_that_starts(
+    end: str, half: bool, tmp_path: Path
+) -> None:
+    """A -wal of another coordinator came to be the restored journal: after its SHA-256, and without a word."""
+    file, home = tmp_path / "backup.tar", tmp_path / "new"
+    backup.make(await a_home(tmp_path / "old"), file)
+    home.mkdir()
+    if half:
+        (home / backup.HELD).touch()
+    left = home / (backup.JOURNAL + end)
+    left.touch()
+    with pytest.raises(OperatorError, match=f"holds a coordinator already .{left.name}"):
+        backup.restore(file, home)
+    left.unlink()
+    with lock_home(home, "coordinator"), pytest.raises(OperatorError, match="another coordinator is using it"):
+        backup.restore(file, home)
+    backup.restore(file, home)
 
 
 def failure(work: Callable[[], object]) -> OperatorError | None:

@@ -20,7 +20,7 @@ from protos.identity import peer_id
 from protos.log import run_id_of
 from protos.optimizer_config import BaseOptimizerConfig, OptimizerConfig
 from protos.run_config import RunConfig, TrustConfig
-from protos.start import start_from_body, start_of
+from protos.start import StartingState, start_from_body, start_of
 from tests.unit.coordinator.driver import LAYOUT, RUN_ID, Harness, Swarm, config, digest_of, key, sha, snapshot_at
 from tests.unit.coordinator.serving import COORDINATOR, genesis_of, operated, served
 from tests.unit.protos.test_start import START
@@ -103,7 +103,7 @@ async def test_a_fork_that_does_not_fit_is_refused_with_what_there_is(tmp_path: 
             for arguments, says in (
                 (
                     ("--from-step", "9"),
-                    "no agreed snapshot at or before this step; it has those of steps 10, 20, 30, 35",
+                    "no agreed snapshot at or before this step; the nearest of 4, which no connected peer has: 10, 20, 30",
                 ),
                 (("data.context=64",), "data: a fork keeps this setting of its parent run"),
                 (("optimizer.lrr=1",), "optimizer.lrr: is not a known setting"),
@@ -124,7 +124,7 @@ async def test_a_fork_that_does_not_fit_is_refused_with_what_there_is(tmp_path: 
                 await asyncio.to_thread(operator.create_run, SETTINGS, layout, 10, start)
 
 
-def test_changes_are_a_file_or_settings_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_changes_are_a_file_or_settings_which_count_and_none_is_given_twice(tmp_path: Path) -> None:
     file = tmp_path / "changes.toml"
     file.write_text('[optimizer]\nlr = 0.001\nschedule = "constant"\n[clock]\nsteps = 70\n')
     wanted = changes_of([str(file), "optimizer.lr=5e-4", "name=second try", "clock.strict=true"])
@@ -132,6 +132,9 @@ def test_changes_are_a_file_or_settings_and_the_last_one_counts(tmp_path: Path) 
     assert (made.optimizer.lr, made.optimizer.schedule, made.name) == (5e-4, "constant", "second try")
     assert (made.clock.steps, made.clock.strict, made.clock.snapshot_every) == (70, True, 10)
     assert forked(SETTINGS, {}) == SETTINGS
+    for first in ("optimizer.lr=5e-4", "optimizer={lr=5e-4}"):
+        with pytest.raises(OperatorError, match=r"=1e-3: optimizer\.lr is given twice"):
+            changes_of([str(file), first, "optimizer.top_k=9", "optimizer.lr=1e-3"])
 
 
 @pytest.mark.parametrize(("base", "change", "says"), [
@@ -162,6 +165,9 @@ def test_a_fork_keeps_whether_muon_goes_by_chunks(block: int, change: int) -> No
 def test_a_run_without_snapshots_says_that_there_is_nothing_to_fork() -> None:
     with pytest.raises(OperatorError, match="it has none at all yet"):
         Parent(RUN_ID, SETTINGS, LAYOUT, 10, (), frozenset()).state_at(5)
+    states = tuple(StartingState(RUN_ID, LAYOUT, step, LAYOUT, LAYOUT, 9, b"", 0) for step in range(10, 2_570, 10))
+    with pytest.raises(OperatorError, match=r"this step; the nearest that connected peers have: 2540, 2560$"):
+        Parent(RUN_ID, SETTINGS, LAYOUT, 10, states, frozenset({2_540, 2_560})).state_at(5)
 
 
 def test_anchors_of_another_operator_have_no_authority_over_a_fork() -> None:

@@ -10,9 +10,12 @@ import structlog
 from coordinator.clock.effects import EntryCommitted
 from coordinator.serving import throttled_log
 from coordinator.serving.metrics import Metrics
+from coordinator.serving.served_coordinator import Serving
 from coordinator.serving.throttled_log import FAILING, FULL, RETRY_MS_MAX, Trouble
+from coordinator.store import home_files
 from coordinator.store.journal import FullDiskError, JournalError
 from protos.calls import SessionLostError
+from protos.disk import DiskError
 from protos.errors import NetworkError
 from tests.unit.coordinator.serving import peers, served, tick_of
 from tests.unit.coordinator.test_service import WAITS, _open_tick, begin, eventually, one_step
@@ -65,6 +68,15 @@ async def test_a_full_disk_is_one_error_a_metric_and_a_reason_and_the_run_goes_o
             assert any("goes on" in line["event"] for line in lines)
             entries = [r for r in here.journal.records(here.invite.run_id) if isinstance(r, EntryCommitted)]
             assert [r.entry.step for r in entries] == [1, 2]
+
+
+def test_a_start_on_a_full_disk_ends_with_a_sentence(tmp_path: Path) -> None:
+    serving = Serving("127.0.0.1", 1, "127.0.0.1:1", "", "", 1, None, ())
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        fill(disk)
+        for write in (home_files.load_or_create, serving.write):
+            with pytest.raises(DiskError, match="No space left"):
+                write(disk)
 
 
 async def joins(peer: Any) -> None:

@@ -5,9 +5,11 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+import structlog
 
 from coordinator.clock.effects import TicketMade, TicketRevoked, TicketUsed, TickOpened
 from coordinator.serving import election
@@ -15,6 +17,7 @@ from coordinator.serving.election import LEASE_SECONDS, HeldLease, Lease, held_s
 from coordinator.store import database
 from coordinator.store import journal as journal_module
 from coordinator.store.journal import Checkpoint, FencedError, FullDiskError, Journal, JournalError
+from protos.disk import write_bytes
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.invite import Ticket
@@ -373,6 +376,33 @@ async def test_the_reason_of_the_database_is_told(server: Postgres, place: Place
         server.obey(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         await eventually(lambda: acts.is_set() or running.done())
         assert acts.is_set()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await elected.close()
+
+
+async def test_a_home_that_takes_no_note_of_other_coordinators_costs_no_lease(place: Place, tmp_path: Path) -> None:
+    """Its disk was full and the database elsewhere: the coordinator ended with a traceback when another one came."""
+    hub, path, calls = Told(), tmp_path / "serving.json", list[int]()
+    in_the_way = tmp_path / ".serving.json.new"
+    in_the_way.mkdir()
+
+    async def show(now: bool) -> None: ...
+
+    def met(here: tuple[str, ...]) -> None:
+        calls.append(len(here))
+        write_bytes(path, ",".join(here).encode())
+
+    elected = election.Election(place.lease(0), place.journal(), hub, show, met)  # type: ignore[arg-type]
+    running = asyncio.ensure_future(elected.run())
+    try:
+        with structlog.testing.capture_logs() as said:
+            await eventually(lambda: len(calls) > 2 or running.done())
+            assert [line["log_level"] for line in said].count("warning") == 1
+        in_the_way.rmdir()
+        await eventually(lambda: path.exists() or running.done())
+        assert path.read_text() == "here:0"
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -1,14 +1,19 @@
 """The line before a full run: the rules on values, then over gRPC with a restart of the coordinator."""
 
+import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from coordinator.clock.admission import block_places, places_free
 from coordinator.clock.events import TicketAsked
 from coordinator.clock.state import Peer, PeerPhase, Run
+from coordinator.serving import hub as hub_module
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.served_coordinator import _take_lines
@@ -145,10 +150,10 @@ def test_a_line_is_read_back_and_damaged_bytes_cost_only_places() -> None:
     line, _ = ask(line, BOB, 0, 0)
     line, _ = ask(line, ADA, 1, 0, "net")
     lines.keep(run_id, line, 0)
-    kept = lines.pop_changed()
-    assert not lines.is_changed
+    assert lines.changed == [run_id]
+    kept = {run_id: lines.taken(run_id)}
     lines.keep(run_id, line, 5)
-    assert not lines.is_changed, "nobody came or left"
+    assert not lines.changed, "nobody came or left"
     again = WaitQueues(900, kept)
     assert list(again.of(run_id)) == [ADA, BOB]
     assert again.of(run_id)[ADA] == QueuedPeer("net", 900, 900), "the time while no coordinator acted does not count"
@@ -156,7 +161,7 @@ def test_a_line_is_read_back_and_damaged_bytes_cost_only_places() -> None:
     for damaged in (b"", b"[]", b"{", b'[["zz", ""]]', b'{"aa": 3}', b"\xff", b"[3]", b"[" * 100_000):
         assert WaitQueues(0, {run_id: damaged}).of(run_id) == {}
     again.keep(run_id, {}, 0)
-    assert again.pop_changed() == {run_id: b""}
+    assert again.taken(run_id) == b""
 
 
 def test_the_journal_has_the_newest_line_of_a_run_and_none_of_a_deleted_one(tmp_path: Path) -> None:
@@ -196,6 +201,36 @@ async def test_the_file_of_an_earlier_version_is_taken_over_once(tmp_path: Path)
     assert list(hub.lines.of(run_id)) == [ADA, BOB], "the journal has the newer line"
     await hub.stop()
     hub.close()
+
+
+async def test_a_line_that_a_stop_or_a_failing_disk_kept_from_the_journal_is_written_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of other runs counted as written when the first write was cancelled, and each that failed did."""
+    monkeypatch.setattr(hub_module, "LINES_SECONDS", 0.01)
+    one, two, three = (bytes([number]) * 32 for number in range(3))
+    line = {ADA: QueuedPeer("", 0)}
+    file = tmp_path / "journal.sqlite3"
+    async with served(tmp_path, FULL) as here:
+        with structlog.testing.capture_logs() as said, closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("CREATE TRIGGER full BEFORE INSERT ON lines BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+            here.hub.keep_line(one, line, 0)
+            await eventually(lambda: said)
+            other.execute("DROP TRIGGER full")
+            await eventually(lambda: here.journal.lines().keys() == {one})
+            other.execute("BEGIN IMMEDIATE")
+            here.hub.keep_line(one, {**line, BOB: QueuedPeer("", 0)}, 0)
+            here.hub.keep_line(two, line, 0)
+            here.hub.keep_line(three, line, 0)
+            await eventually(lambda: here.hub.lines.changed == [two, three])
+            stopping = asyncio.ensure_future(here.hub.stop())
+            await asyncio.sleep(0)
+            other.execute("ROLLBACK")
+            await stopping
+        assert len(said) == 1, "a full disk may last"
+        kept = here.journal.lines()
+        assert kept.keys() == {one, two, three}
+        assert WaitQueues(0, kept).of(one).keys() == {ADA, BOB}
 
 
 def test_the_expected_wait_follows_from_the_pace_at_which_places_became_free() -> None:

@@ -1,5 +1,9 @@
 """The life of a run, as its operator steers it: the rule, the journal, the service and the commands."""
 
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +36,10 @@ from coordinator.clock.events import (
 )
 from coordinator.clock.state import Phase
 from coordinator.commands import operator
+from coordinator.store import home_files
 from coordinator.store import journal as journal_module
 from coordinator.store.checkpoint import FoldedRuns
+from coordinator.store.home_files import KnownRuns
 from coordinator.store.journal import Journal, JournalError
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
@@ -52,6 +58,7 @@ from tests.unit.coordinator.serving import (
     Served,
     create_request,
     eventually,
+    genesis_of,
     identity,
     operated,
     operator_stub,
@@ -395,8 +402,12 @@ async def test_a_name_that_begins_an_id_means_neither_run(tmp_path: Path) -> Non
                 await run("pause", "")
             named = await operator_stub_create(here, ONE_STEP.model_copy(update={"name": first[:2]}))
             for command in ("pause", "finish"):
-                with pytest.raises(OperatorError, match=f"2 runs are called '{first[:2]}'.*{first[:16]}"):
+                with pytest.raises(OperatorError, match=rf"2 runs are called '{first[:2]}': .*\({first[:16]}\)"):
                     await run(command, first[:2])
+            with pytest.raises(
+                OperatorError, match=rf"this coordinator has: {ONE_STEP.name} \({first[:16]}\), {first[:2]} \("
+            ):
+                await run("pause", ONE_STEP.name.upper())
             await run("pause", named.hex()[:16])
             await run("pause", first)
             assert all(it.run.is_paused for it in here.hub.runs.values())
@@ -426,6 +437,35 @@ async def test_a_deleted_run_leaves_the_journal_and_its_id_is_never_used_again(
             assert phase_of(here) == {}
             async with here.channel() as channel:
                 await _created_again(here, channel)
+
+
+async def test_a_run_is_made_or_deleted_though_its_operator_hung_up_or_the_disk_takes_no_note(tmp_path: Path) -> None:
+    """It was in the journal, and neither served nor listed before the next start: a second one got its name."""
+    made, late = (genesis_of(ONE_STEP.model_copy(update={"name": name})) for name in ("made", "late"))
+    async with served(tmp_path, ONE_STEP) as here:
+        hub, known, begun = here.hub, KnownRuns(tmp_path), here.invite.run_id
+        hub.noted, path = known.add, tmp_path / home_files.NAME
+        in_the_way = path.with_name(f".{path.name}.new")
+        in_the_way.mkdir()
+        with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            calls = [asyncio.ensure_future(it) for it in (hub.create_run(made), hub.delete_run(begun))]
+            await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+            other.execute("ROLLBACK")
+            await eventually(lambda: hub.runs.keys() == {run_id_of(made)} and hub.deleted == {begun})
+            in_the_way.rmdir()
+            other.execute("BEGIN IMMEDIATE")
+            call = asyncio.ensure_future(hub.create_run(late))
+            await asyncio.sleep(0)
+            hub.stand_by("another acts")
+            with pytest.raises(JournalError, match="another coordinator acts"):  # its journal may never answer
+                await call
+            other.execute("ROLLBACK")
+        known.add(run_id_of(late), "late")
+        assert json.loads(path.read_text()).keys() == {run_id_of(made).hex(), run_id_of(late).hex()}
 
 
 async def operator_stub_create(here: Served, settings: RunConfig) -> bytes:

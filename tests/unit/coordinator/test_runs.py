@@ -68,6 +68,20 @@ def test_crash_while_waiting() -> None:
     swarm.finish()
 
 
+def test_a_step_whose_peer_stays_away_after_a_crash_says_for_whom_it_waits_while_others_are_ready() -> None:
+    swarm = Swarm(config(min_peers=1, steps=5), 1)
+    swarm.play(lambda: swarm.run.head_step == 2)
+    swarm.crash()
+    swarm.peers[0].alive = False
+    swarm.peers.append(PlayedPeer(4))
+    swarm.after(2_000, lambda: swarm.connect(swarm.peers[-1]))
+    swarm.play(lambda: swarm.up and swarm.run.ready_count == 1)
+    said = "0 of 1 peers needed from the roster of step 3 are connected; it waits for them until its deadline"
+    assert swarm.run.reason == said
+    swarm.finish()
+    assert {c.public_key for c in swarm.entries[-1].contributions} == {key(4)}
+
+
 def test_killed_peer_costs_at_most_two_steps_and_comes_back() -> None:
     swarm = Swarm(config(min_peers=1, steps=60), 4)
     swarm.play(lambda: swarm.run.head_step == 10)
