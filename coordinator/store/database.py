@@ -42,7 +42,9 @@ def parsed(url: str | sa.URL) -> sa.URL:
         raise OperatorError(
             f"`database` is not a SQLAlchemy URL, e.g. postgresql+psycopg://host/name: {reason(error)}"
         ) from error
-    return found.set(drivername="postgresql+psycopg") if found.get_backend_name() in ("postgresql", "postgres") else found
+    return (
+        found.set(drivername="postgresql+psycopg") if found.get_backend_name() in ("postgresql", "postgres") else found
+    )
 
 
 def of_file(path: Path) -> sa.URL:
