@@ -181,9 +181,15 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Write the home that a backup holds; then `serve` it, let peers give back newer entries, and end with --go-on."""
-    folder = settings(home=home).home
+    chosen = settings(home=home)
+    folder = chosen.home
     if (file is None) is not go_on:
         raise OperatorError("give exactly one of these: FILE, to restore it, or --go-on")
+    if file is not None and chosen.database is not None:
+        raise OperatorError(
+            "`database` is set (coordinator.toml or SWARMENTUM_COORDINATOR_DATABASE), so `serve` would not read the restored "
+            "journal: unset it, or restore that database (pg_restore)"
+        )
     if file is None:
         lock_home(folder, "coordinator").close()  # it reads the mark only when it starts
         store.go_on(folder)

@@ -112,6 +112,13 @@ async def test_nothing_is_overwritten_and_foreign_files_are_refused(tmp_path: Pa
     assert [shlex.split(line)[-1] for line in commands] == [str(spaced)] * 2, "a shell takes the printed commands"
 
 
+def test_a_backup_is_not_restored_beside_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "restored", and `serve` read the database."""
+    monkeypatch.setenv("SWARMENTUM_COORDINATOR_DATABASE", "postgresql://db.example/swarm")
+    with pytest.raises(OperatorError, match="`serve` would not read the restored journal"):
+        run("restore", str(tmp_path / "backup.tar"), "--home", str(tmp_path / "new"))
+
+
 async def a_home(folder: Path) -> Path:
     """A coordinator's home, which nobody uses."""
     folder.mkdir()
