@@ -30,6 +30,7 @@ from node.model.passes import (
     trained_names,
     undisturbed,
 )
+from node.optim.layout import hidden_kinds, hidden_note
 
 NUMBERS_MAX: Final = 1 << 24
 """Logits of one pass at most: 64 MB."""
@@ -68,11 +69,11 @@ def examine(
         faults = [*_of_answers(at, first), *([str(whole)] if isinstance(whole, PassError) else [])]
         if not faults:
             faults = [*_of_training(at, own_code=own_code)]
-        notes = () if own_code else tuple(_dead(at.model))
+        notes = _kinds_note(model) if own_code else _dead(at.model)
         if not faults:
             at.shake()
             faults += _of_passes(at, mend_causality) or changed
-    return Examination(tuple(faults), notes, first)
+    return Examination(tuple(faults), tuple(notes), first)
 
 
 def _of_answers(at: Passes, first: float) -> Iterator[str]:
@@ -254,11 +255,16 @@ def _keeps(module: nn.Module) -> bool:
 def statistics_note(model: nn.Module) -> list[str]:
     """What to know of a model that nobody runs here, since programs train it."""
     if not (found := with_statistics(model)):
-        return []
+        return _kinds_note(model)
     return [
+        *_kinds_note(model),
         f"model: {_some(found)} keeps statistics of its batches, which no vote carries: each peer has its own, and an export "
-        "those of no training. Use GroupNorm or LayerNorm, or save the model in the program that trains it"
+        "those of no training. Use GroupNorm or LayerNorm, or save the model in the program that trains it",
     ]
+
+
+def _kinds_note(model: nn.Module) -> list[str]:
+    return [f"model: {note}" for note in hidden_note(hidden_kinds(model))]
 
 
 def other_buffer(model: nn.Module, start: nn.Module) -> str:

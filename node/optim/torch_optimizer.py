@@ -50,7 +50,7 @@ from node.optim.given_groups import (
     settings_digest,
     unwrapped_name,
 )
-from node.optim.layout import kinds_of
+from node.optim.layout import hidden_kinds, kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
 from node.optim.paper_demo import PaperConfig
@@ -138,6 +138,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         same = Settings(
             paper, {**own, **settings}, kinds_known=module is not None,
             kinds={} if module is None else {unwrapped_name(name): kind for name, kind in kinds_of(module).items()},
+            hidden=() if module is None else hidden_kinds(module),
             local=local if local is not None and local.steps > 1 else None,
         )  # fmt: skip
         self._alone, self.abstentions = alone, 0
