@@ -26,6 +26,7 @@ from node.optim.digest import state_digest
 from node.optim.exchange import (
     DRIFT,
     GRADIENT,
+    LAYOUT,
     NUMBER,
     PARAMETERS,
     Exchange,
@@ -308,12 +309,11 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     def _terms(self, rates: list[float]) -> dict[str, Any]:
         """What all ranks have to have in this step; at first the parameters, too."""
         groups = self._voting
-        terms = {
-            f"{name} of group {i}": plain(group[name]) for i, group in enumerate(groups) for name in OF_A_GROUP[1:]
-        }
-        terms |= {f"lr of group {index}": rate for index, rate in enumerate(rates)}
+        terms: dict[str, Any] = {f"lr of group {index}": rate for index, rate in enumerate(rates)}
+        for i, group in enumerate(groups):
+            terms |= {f"{name} of group {i}": plain(group[name]) for name in OF_A_GROUP[1:]}
         # In each step: a program with two optimizers may call them in another order on one rank.
-        terms["the layout or the settings"] = settings_digest(self.settings.values, groups)
+        terms[LAYOUT] = settings_digest(self.settings.values, groups)
         if not self._compared:
             own = b"".join(voter.layout.digest() + state_digest(voter.replicated) for voter in self._demos)
             terms |= {PARAMETERS: own.hex(), **({} if self._steps else {NUMBER: self._place()})}
