@@ -8,7 +8,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from node.model.examine import changed_buffers, kept_buffers
+from node.model.examine import changed_buffers, kept_buffers, other_buffer
 from node.model.gradients import Loss, no_room
 from protos.errors import OperatorError
 
@@ -86,6 +86,24 @@ class OwnBuffers:
                 why="no vote carries buffers: each peer has its own, and an export of another peer those of no training. Use "
                 "GroupNorm or LayerNorm, or save the model in this program",
             )
+
+
+def tell_buffers(model: nn.Module, start: nn.Module | None) -> None:
+    """Of a program's model that joins; `start`: the run's, if its code was called."""
+    log, why = (
+        structlog.get_logger("peer"),
+        "no vote carries buffers: with others the same parameters are another model",
+    )
+    if start is not None and (other := other_buffer(model, start)):
+        log.warning("a buffer of the program's model has other numbers than the run's", step="-", buffer=other, why=why)
+    elif start is None and (kept := kept_buffers(model)):
+        shown = ", ".join(list(kept)[:BUFFERS_SHOWN])
+        log.info(
+            "buffers of the program's model are not compared",
+            step="-",
+            buffers=shown,
+            why=f"{why}; allow_code=True does",
+        )
 
 
 class OwnLoss:

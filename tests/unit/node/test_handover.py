@@ -16,7 +16,7 @@ from node.data.samples import Samples
 from node.model.gradients import GradResult, loss
 from node.optim.step import NonFiniteGradient
 from node.training.maker import GradientMaker, Handover, NoVotes, Share, Unread
-from node.training.own_loss import Unmoved
+from node.training.own_loss import Unmoved, tell_buffers
 from node.training.replica import Replica
 from protos.assignment import Range
 from protos.errors import OperatorError
@@ -486,6 +486,22 @@ def test_buffers_that_a_program_s_passes_change_are_told_once() -> None:
         "_SpectralNorm '0.parametrizations.weight.0': '_u', '_v', "
         "BatchNorm1d '1': 'running_mean', 'running_var', 'num_batches_tracked'",
     )
+
+
+def test_buffers_that_no_vote_carries_are_told_when_a_program_joins() -> None:
+    """Without the run's code nobody can compare them: a program's own draw (`orthogonal`, a mask) was another model."""
+    own = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)))
+    run = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)))
+    with structlog.testing.capture_logs() as lines:
+        tell_buffers(own, own)
+        tell_buffers(nn.Linear(4, 4), None)
+        tell_buffers(own, run)
+        tell_buffers(own, None)
+    name = "0.parametrizations.weight.0.base"
+    assert [(it["log_level"], it.get("buffer", it.get("buffers"))) for it in lines] == [
+        ("warning", name),
+        ("info", name),
+    ]
 
 
 def test_a_loss_leaves_the_modes_of_the_model_as_they_were() -> None:
