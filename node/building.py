@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
 import torch
 from torch import nn
 
@@ -21,7 +20,6 @@ from node.blobs.payloads import Payloads
 from node.config import PeerSettings
 from node.data.samples import Samples
 from node.mirror.snapshot_mirrors import SnapshotPlaces
-from node.model.examine import other_buffer
 from node.model.size import Effort
 from node.model.spec import ModelError, ModelSpec, build, check_parameters
 from node.optim.layout import Layout, difference
@@ -43,6 +41,7 @@ from node.training.loop import Trainer
 from node.training.maker import BuiltIn, Handover, ParametersMovedError
 from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
+from node.training.own_loss import tell_buffers
 from node.training.recovery import Stopping
 from node.training.replica import Replica
 from node.training.resource_limits import Throttle
@@ -296,13 +295,7 @@ class Own:
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.copy_(first[name])
-        if start is not None and (other := other_buffer(model, start)):
-            structlog.get_logger("peer").warning(
-                "a buffer of the program's model has other numbers than the run's",
-                step="-",
-                buffer=other,
-                why="no vote carries buffers: with others the same parameters are another model",
-            )
+        tell_buffers(model, start)
         replica = SharedReplica(
             run_id, model, config.optimizer, size, author=public_key, second=kind_of(memory, config.optimizer),
             maker=self.handover, digest_steps=config.clock.digest_steps, copy_folder=copy_folder,

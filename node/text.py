@@ -152,15 +152,19 @@ def _tell(name: str, reading: Reading | None, log: Any) -> None:
 
 def _tell_change(corpus: Corpus, folder: Path, log: Any) -> None:
     """Say so if the text of a name is another one than when a peer of this home last read it for such a run."""
-    name, tokens = corpus.name, corpus.tokens
+    tokens = corpus.tokens
     digest = hashlib.sha256(len(tokens).to_bytes(8, "little"))
     for start in range(0, len(tokens), max(len(tokens) // BLOCKS, 1)):
         digest.update(tokens[start : start + BLOCK_BYTES].tobytes())
-    such = f"{sha256_of_tokenizer(corpus.tokenizer)} {tokens.dtype.name} ".encode()
+    _tell_other(corpus.name, corpus.tokenizer, tokens.dtype.name, digest.digest(), folder, log)
+
+
+def _tell_other(name: str, tokenizer: Tokenizer, dtype: str, digest: bytes, folder: Path, log: Any) -> None:
+    such = f"{sha256_of_tokenizer(tokenizer)} {dtype} ".encode()
     file = folder / f"text-{sha256_of(such + os.fsencode(Path(name).absolute()))[:16]}"
     with writing(file):
         before = file.read_bytes() if file.exists() else b""
-        if before == digest.digest():
+        if before == digest:
             return
         folder.mkdir(parents=True, exist_ok=True)
     if before:
@@ -169,7 +173,7 @@ def _tell_change(corpus: Corpus, folder: Path, log: Any) -> None:
             data=name,
             why="this peer's votes are of the text that is there now: put the earlier one back if that is not meant",
         )
-    write_bytes(file, digest.digest())
+    write_bytes(file, digest)
 
 
 def _shards(
@@ -192,6 +196,9 @@ def _shards(
             f"data: {source} has tokens of the tokenizer {manifest.tokenizer!r}, and the run's data.tokenizer is "
             f"{data.tokenizer!r}, which encodes differently; ask the run's operator"
         )
+    if named.sha256 is None:
+        digest = hashlib.sha256(encoded).digest()
+        _tell_other(source, tokenizer, manifest.dtype, digest, settings.home / "cache", log)
     close: Callable[[], None]
     shelf: Cache | None = None
     if urls:

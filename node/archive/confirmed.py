@@ -54,6 +54,8 @@ class Confirmed:
     votes_fit: int = 0
     votes_misfit: int = 0
     """Counted payloads that name this layout, and the other ones. The log signs the hash of each."""
+    frozen: tuple[str, ...] = ()
+    """Parameters of the state that the replay began with, which the run does not train, and nothing confirms."""
 
     def by_genesis(self, step: int) -> None:
         """The genesis names the state with which the replay began, after `step`."""
@@ -80,6 +82,12 @@ class Confirmed:
             return (
                 f"nothing in the log confirms the state after step {began}, which this archive begins with: {found}. Take an "
                 "archive that goes on to an entry with a digest, or that begins earlier (without --from)"
+            )
+        if self.frozen:
+            return (
+                f"the steps hold, and nothing in the log confirms the parameters that the run does not train: "
+                f"{len(self.frozen)} in all, such as {self.frozen[0]}. Take an archive that begins with the starting state "
+                "that the genesis names, if the run has one (a fork)"
             )
         if not self.layout and self.votes_fit <= self.votes_misfit:
             return (

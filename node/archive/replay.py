@@ -152,12 +152,26 @@ class Replay:
                     check_piece(manifest, number, file.read(manifest.piece_bytes))
                 if file.read(1):
                     raise Refusal(Reason.OUT_OF_RANGE, "more bytes than the manifest says")
+            self.state = {**self.state, **self._frozen(path)}
             load(path, self.state)
         except (Refusal, OSError) as error:
             raise BadStepError(segment.step, f"the archived state: {error}") from error
         self.began = self.digest
         if self.genesis.start is not None and segment.step == 0:
             self._check_start(self.genesis.start, manifest)
+
+    def _frozen(self, path: Path) -> dict[str, Tensor]:
+        """Room for parameters that the run does not train. No digest covers them; the root of a fork's start does."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                names = sorted(name for name in file.keys() - self.state.keys() if not name.startswith(BASE_PREFIX))
+                found = {name: torch.empty(file.get_slice(name).get_shape()) for name in names}
+        except SafetensorError:
+            return {}  # `load` says so
+        self.confirmed.frozen = tuple(names)
+        return found
 
     def _check_start(self, start: StartingState, manifest: SnapshotManifest) -> None:
         """A fork's state of step 0 is the one that its genesis names; BadStepError if not."""
@@ -172,6 +186,7 @@ class Replay:
                 self.genesis.coordinator,
             )
         self.confirmed.by_genesis(0)
+        self.confirmed.frozen = ()
 
     def _root(self, like: SnapshotManifest, head: bytes) -> bytes:
         """The root that a snapshot of the present state has. `head`: the hash of the newest entry."""

@@ -30,6 +30,7 @@ from node.model.passes import (
     trained_names,
     undisturbed,
 )
+from node.optim.layout import hidden_kinds, hidden_note
 
 NUMBERS_MAX: Final = 1 << 24
 """Logits of one pass at most: 64 MB."""
@@ -68,11 +69,11 @@ def examine(
         faults = [*_of_answers(at, first), *([str(whole)] if isinstance(whole, PassError) else [])]
         if not faults:
             faults = [*_of_training(at, own_code=own_code)]
-        notes = () if own_code else tuple(_dead(at.model))
+        notes = _kinds_note(model) if own_code else _dead(at.model)
         if not faults:
             at.shake()
             faults += _of_passes(at, mend_causality) or changed
-    return Examination(tuple(faults), notes, first)
+    return Examination(tuple(faults), tuple(notes), first)
 
 
 def _of_answers(at: Passes, first: float) -> Iterator[str]:
@@ -203,39 +204,67 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 def _changes(model: nn.Module, before: Mapping[str, Tensor]) -> Iterator[str]:
     """Parameters that passes change themselves, and buffers of the export that change."""
-    after, kept, buffers = _state(model), model.state_dict().keys(), dict(model.named_buffers())
-    changed = [name for name, tensor in after.items() if name not in before or not _same(before[name], tensor)]
-    owners = dict[str, list[str]]()
-    for name in changed:
-        owner, _, last = name.rpartition(".")
-        module = f"{type(model.get_submodule(owner)).__name__} {owner!r}"
-        if name not in buffers:
+    buffers = dict(model.named_buffers())
+    for name, tensor in _state(model).items():
+        if name not in buffers and not (name in before and _same(before[name], tensor)):
+            module, last = _owner(model, name)
             yield f"{module} changes its parameter {last!r} in a forward pass: parameters change by votes alone"
-        elif name in kept:  # what a module keeps for itself counts by its answers
-            owners.setdefault(module, []).append(repr(last))
-    for module, names in owners.items():
+    for module, names in changed_buffers(model, before).items():
         yield (
             f"{module} changes its buffer {', '.join(names)} in training: no vote carries buffers, so that each peer and the "
             "export would have another one; use LayerNorm or RMSNorm over each token, or a buffer that stays"
         )
 
 
+def kept_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of those that an export has; what a module keeps for itself counts by its answers."""
+    kept = model.state_dict().keys()
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name in kept}
+
+
+def changed_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """The modules whose `kept_buffers` have changed, each with the names of these."""
+    owners = dict[str, list[str]]()
+    for name, buffer in kept_buffers(model).items():
+        if not (name in before and _same(before[name], buffer)):
+            module, last = _owner(model, name)
+            owners.setdefault(module, []).append(repr(last))
+    return owners
+
+
+def _owner(model: nn.Module, name: str) -> tuple[str, str]:
+    """The module of a parameter or buffer, in words, and the name there."""
+    owner, _, last = name.rpartition(".")
+    return f"{type(model.get_submodule(owner)).__name__} {owner!r}", last
+
+
 def with_statistics(model: nn.Module, *, unseen: bool = False) -> list[str]:
-    """The modules that keep statistics of the batches of a training in buffers (BatchNorm); `unseen`: of no batch yet."""
-    found = [name for name, it in model.named_modules() if isinstance(getattr(it, "running_mean", None), Tensor)]
-    parts = {name: model.get_submodule(name) for name in found}
+    """The modules that keep in buffers what follows from the batches of a training (BatchNorm, spectral_norm); `unseen`: of no
+    batch yet, as far as they count them."""
+    parts = {name: it for name, it in model.named_modules() if _keeps(it)}
     left = [name for name, it in parts.items() if not (unseen and bool(getattr(it, "num_batches_tracked", None)))]
     return [f"{type(parts[name]).__name__} {name!r}" for name in left]
+
+
+def _keeps(module: nn.Module) -> bool:
+    iterating = (module, *module._forward_pre_hooks.values())
+    running = isinstance(getattr(module, "running_mean", None), Tensor)
+    return running or any(hasattr(it, "n_power_iterations") for it in iterating)
 
 
 def statistics_note(model: nn.Module) -> list[str]:
     """What to know of a model that nobody runs here, since programs train it."""
     if not (found := with_statistics(model)):
-        return []
+        return _kinds_note(model)
     return [
+        *_kinds_note(model),
         f"model: {_some(found)} keeps statistics of its batches, which no vote carries: each peer has its own, and an export "
-        "those of no training. Use GroupNorm or LayerNorm, or save the model in the program that trains it"
+        "those of no training. Use GroupNorm or LayerNorm, or save the model in the program that trains it",
     ]
+
+
+def _kinds_note(model: nn.Module) -> list[str]:
+    return [f"model: {note}" for note in hidden_note(hidden_kinds(model))]
 
 
 def other_buffer(model: nn.Module, start: nn.Module) -> str:

@@ -36,6 +36,7 @@ DRIFT = "parameters of this step"
 """The term that says what a part of them is in a later step."""
 NUMBER = "which optimizer"
 """The term that tells optimizers with equal settings apart; only in a first step: then their parameters may be equal, too."""
+LAYOUT = "the layout or the settings"
 GRADIENT = "gradient"
 """The term that two ranks must not share: of a rank that votes, until two have voted in one step."""
 
@@ -147,9 +148,11 @@ def _differ(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> RanksDif
     here, there = (str(np.float32(value)) if isinstance(value, float) else str(value) for _, value in (one, other))
     if here == there:
         here, there = str(one[1]), str(other[1])
+    mend = "settings and schedule; call scheduler.step() on all ranks or on none, in a skipped step, too"
+    if name == LAYOUT:
+        mend = "names and shapes of parameters in the same order, and the same settings"
     return RanksDiffer(
-        f"the ranks differ in {name}: rank {one[0]} has {here}, and rank {other[0]} has {there}. All ranks need the same "
-        "settings and schedule; call scheduler.step() on all ranks or on none, in a skipped step, too"
+        f"the ranks differ in {name}: rank {one[0]} has {here}, and rank {other[0]} has {there}. All ranks need the same {mend}"
     )
 
 

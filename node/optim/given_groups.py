@@ -19,6 +19,7 @@ from torch._compile import _disable_dynamo
 
 from node.optim.base import BY_CHUNKS, BaseConfig, is_named_table
 from node.optim.demo import SIZE_KEYS, DeMoConfig
+from node.optim.layout import hidden_note
 from node.optim.local import LocalConfig
 from node.optim.run_settings import plain
 from node.optim.step import rounded_rate
@@ -253,6 +254,12 @@ def warn_of_stacks(named: Sequence[tuple[str, Tensor]], tables: tuple[str, ...])
             "matrix, which names do not tell: give the module, DeMoOptimizer(model, ...)",
             stacklevel=14,  # whoever makes the optimizer
         )
+
+
+def warn_of_hidden(names: Sequence[str], tables: tuple[str, ...]) -> None:
+    """Of parameters whose module's kind a parametrization hides."""
+    for note in hidden_note([name for name in names if not is_named_table(name, tables)]):
+        warnings.warn(note, stacklevel=14)  # as above
 
 
 def settings_digest(settings: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str:

@@ -67,6 +67,8 @@ def trainable_tensors(source: Source) -> list[tuple[str, Tensor]]:
 
 TABLE, CONVOLUTION = "table", "convolution"
 KINDS = (TABLE, CONVOLUTION)
+HIDDEN_SHOWN = 3
+COMPILED = "._orig_mod."
 
 
 def kinds_of(source: Source) -> dict[str, str]:
@@ -86,6 +88,30 @@ def kinds_of(source: Source) -> dict[str, str]:
     if isinstance(head, nn.Module):
         kinds |= {id(parameter): TABLE for parameter in head.parameters()}
     return {name: kinds[id(tensor)] for name, tensor in named_tensors(source) if id(tensor) in kinds}
+
+
+def hidden_kinds(module: nn.Module) -> list[str]:
+    """Parameters that a parametrization has put in the place of a table's or convolution's `weight`: they have no kind.
+
+    The digests of runs hold the kinds, so it stays so. Convolutions of more dimensions are the same with and without one.
+    """
+    ids = set[int]()
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag | nn.Conv1d | nn.ConvTranspose1d):
+            ids |= {id(it) for it in part.parameters() if "weight" not in part._parameters and it.dim() > 1}
+    kinds = kinds_of(module)
+    return [name for name, it in named_tensors(module) if id(it) in ids and it[0].numel() > 1 and name not in kinds]
+
+
+def hidden_note(names: Sequence[str]) -> list[str]:
+    """What to know of `hidden_kinds`."""
+    if not names:
+        return []
+    return [
+        f"base muon treats {', '.join(names[:HIDDEN_SHOWN])} as matrices or stacks of them: a parametrization (weight_norm, "
+        "prune, ...) hides from it that they are tables or one-dimensional convolutions. Name tables in the base's `tables` "
+        "(`muon_except` of a BaseConfig), or take the parametrization away"
+    ]
 
 
 @dataclass(frozen=True)
@@ -271,6 +297,9 @@ def difference(mine: Layout, theirs: Layout | None) -> str:
     for own, run in zip(ours, runs, strict=False):
         if own != run:
             inner = " (give the model inside of its wrapper)" if own[0].endswith(f".{run[0]}") else ""
+            inner = inner or (
+                " (module.compile() keeps names that torch.compile changes)" if COMPILED in own[0] else ""
+            )
             words, theirs_words = (" ".join(map(str, filter(None, place))) for place in (own, run))
             return f": {words} stands where the run has {theirs_words}{inner}"
     return f": it has {len(ours)} parameters, the run has {len(runs)}"

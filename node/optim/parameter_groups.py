@@ -32,6 +32,7 @@ from node.optim.given_groups import (
     options_of,
     saved_group,
     settings_digest,
+    warn_of_hidden,
     warn_of_stacks,
     without_place,
 )
@@ -69,6 +70,8 @@ class Settings:
     kinds: dict[str, str] = field(default_factory=dict)
     """As `layout.kinds_of`."""
     kinds_known: bool = False
+    hidden: Sequence[str] = ()
+    """As `layout.hidden_kinds`."""
     local: LocalConfig | None = None
 
     def __post_init__(self) -> None:
@@ -204,6 +207,8 @@ class ParameterGroups(torch.optim.Optimizer):
                 )
             if config.base.name == "muon" and not self.settings.kinds_known:
                 warn_of_stacks(named, config.base.muon_except)
+            if config.base.name == "muon":
+                warn_of_hidden(self.settings.hidden, config.base.muon_except)
             voter = (ShardedDeMo if sharded else DeMo)(named, config, self.settings.kinds)
             method = config.method(config.made_transform())
         magnitudes = bool(self.settings.values.get("magnitudes"))

@@ -26,6 +26,7 @@ from node.optim.digest import state_digest
 from node.optim.exchange import (
     DRIFT,
     GRADIENT,
+    LAYOUT,
     NUMBER,
     PARAMETERS,
     Exchange,
@@ -50,7 +51,7 @@ from node.optim.given_groups import (
     settings_digest,
     unwrapped_name,
 )
-from node.optim.layout import kinds_of
+from node.optim.layout import hidden_kinds, kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
 from node.optim.paper_demo import PaperConfig
@@ -138,6 +139,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         same = Settings(
             paper, {**own, **settings}, kinds_known=module is not None,
             kinds={} if module is None else {unwrapped_name(name): kind for name, kind in kinds_of(module).items()},
+            hidden=() if module is None else hidden_kinds(module),
             local=local if local is not None and local.steps > 1 else None,
         )  # fmt: skip
         self._alone, self.abstentions = alone, 0
@@ -307,12 +309,11 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     def _terms(self, rates: list[float]) -> dict[str, Any]:
         """What all ranks have to have in this step; at first the parameters, too."""
         groups = self._voting
-        terms = {
-            f"{name} of group {i}": plain(group[name]) for i, group in enumerate(groups) for name in OF_A_GROUP[1:]
-        }
-        terms |= {f"lr of group {index}": rate for index, rate in enumerate(rates)}
+        terms: dict[str, Any] = {f"lr of group {index}": rate for index, rate in enumerate(rates)}
+        for i, group in enumerate(groups):
+            terms |= {f"{name} of group {i}": plain(group[name]) for name in OF_A_GROUP[1:]}
         # In each step: a program with two optimizers may call them in another order on one rank.
-        terms["the layout or the settings"] = settings_digest(self.settings.values, groups)
+        terms[LAYOUT] = settings_digest(self.settings.values, groups)
         if not self._compared:
             own = b"".join(voter.layout.digest() + state_digest(voter.replicated) for voter in self._demos)
             terms |= {PARAMETERS: own.hex(), **({} if self._steps else {NUMBER: self._place()})}

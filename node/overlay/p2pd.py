@@ -91,7 +91,8 @@ class Process(P2P):  # type: ignore[misc]
                 process.kill()
 
     def _terminate(self) -> None:
-        with suppress(OSError):  # its last work: the sockets, whose disk may have become read-only
+        # its last work: the sockets, whose disk may have become read-only, or which a failed start has not named yet
+        with suppress(OSError, AttributeError):
             super()._terminate()
 
     @classmethod

@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,10 @@ class BlockStream:
         """`model`: with parameters on the device, and those of its blocks `absent`. `behind`: a thread copies."""
         blocks = blocks_with_weights(model)
         self._named = [{f"{at}.{name}": own for name, own in block.named_parameters()} for at, block in blocks]
+        self._frozen = [
+            [(part, name, own) for part in block.modules() for name, own in part._parameters.items() if _is_frozen(own)]
+            for _, block in blocks
+        ]
         self.names = frozenset(name for named in self._named for name in named)
         self._device, self.read = device, read
         self._transfer = HostTransfer(device, max(own.numel() for named in self._named for own in named.values()))
@@ -107,8 +111,13 @@ class BlockStream:
         try:
             for own, weights in zip(parameters, found.weights, strict=True):
                 own.data = weights
+            for part, name, own in self._frozen[block]:
+                # `checkpoint` keeps what needs no gradient as the object that it is, which is empty in the backward pass
+                part._parameters[name] = nn.Parameter(own.data, requires_grad=False)
             yield
         finally:
+            for part, name, own in self._frozen[block]:
+                part._parameters[name] = own
             for own, nothing in zip(parameters, absent, strict=True):
                 own.data = nothing
 
@@ -141,3 +150,7 @@ class BlockStream:
     def _copy(self, names: list[str], weights: list[Tensor], made: Any) -> None:
         for name, own in zip(names, weights, strict=True):
             self._transfer.up(self.read(name), own, made)
+
+
+def _is_frozen(own: Tensor | None) -> TypeGuard[nn.Parameter]:
+    return own is not None and not own.requires_grad

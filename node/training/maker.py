@@ -25,7 +25,7 @@ from node.model.gradients import GradientTaker, GradResult, Loss, accumulate_gra
 from node.model.gradients import loss as next_token_loss
 from node.model.spec import check_built_in
 from node.optim.step import NonFiniteGradient
-from node.training.own_loss import THOROUGH_TIMES, JoinedParameters, OwnLoss, Unmoved
+from node.training.own_loss import THOROUGH_TIMES, JoinedParameters, OwnBuffers, OwnLoss, Unmoved
 from protos.assignment import Range
 from protos.errors import OperatorError
 from protos.limits import LOSS_NATS_MAX
@@ -221,7 +221,7 @@ class Handover:
         self.loss = None if loss is None else OwnLoss(loss)
         self.checker = None if self.loss is None else BuiltIn(model, self.loss)
         self.device: torch.device = next(model.parameters()).device
-        self._joined = JoinedParameters(model)
+        self._joined, self._buffers = JoinedParameters(model), OwnBuffers(model)
         self._step, self._lr = 0, 0.0
         self._decided: Callable[[], bool] = lambda: False
         self._changed, self._turn = threading.Condition(), threading.Lock()
@@ -352,6 +352,7 @@ class Handover:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise OperatorError(f"loss is {what}: expected a number, the mean in nats a token") from error
         result = GradResult(mean, tokens, samples)
+        self._buffers.tell(self.model, share.number)
         with self._alone():
             self.give_back(result if math.isfinite(mean) else NonFiniteGradient(f"the loss is {mean}"))
             self._receive()

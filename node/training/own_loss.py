@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 
+import structlog
 import torch
 from torch import Tensor, nn
 
+from node.model.examine import changed_buffers, kept_buffers, other_buffer
 from node.model.gradients import Loss, no_room
 from protos.errors import OperatorError
 
 THOROUGH_TIMES = 4
 """So often the values of all parameters are compared, which costs a pass over them."""
+BUFFERS_SHOWN = 3
 
 
 class Unmoved:
@@ -62,6 +65,45 @@ class JoinedParameters:
 
 def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device, bool]:
     return parameter.dtype, parameter.device, parameter.requires_grad
+
+
+class OwnBuffers:
+    """The buffers of a model when it joined."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._were: dict[str, Tensor] | None = kept_buffers(model)
+
+    def tell(self, model: nn.Module, step: int) -> None:
+        """Once, after the program's first passes: what these changed, nobody else gets."""
+        were, self._were = self._were, None
+        if were is not None and (changed := changed_buffers(model, were)):
+            structlog.get_logger("peer").warning(
+                "the program's passes change buffers of its model",
+                step=step,
+                buffers=", ".join(
+                    f"{module}: {', '.join(names)}" for module, names in list(changed.items())[:BUFFERS_SHOWN]
+                ),
+                why="no vote carries buffers: each peer has its own, and an export of another peer those of no training. Use "
+                "GroupNorm or LayerNorm, or save the model in this program",
+            )
+
+
+def tell_buffers(model: nn.Module, start: nn.Module | None) -> None:
+    """Of a program's model that joins; `start`: the run's, if its code was called."""
+    log, why = (
+        structlog.get_logger("peer"),
+        "no vote carries buffers: with others the same parameters are another model",
+    )
+    if start is not None and (other := other_buffer(model, start)):
+        log.warning("a buffer of the program's model has other numbers than the run's", step="-", buffer=other, why=why)
+    elif start is None and (kept := kept_buffers(model)):
+        shown = ", ".join(list(kept)[:BUFFERS_SHOWN])
+        log.info(
+            "buffers of the program's model are not compared",
+            step="-",
+            buffers=shown,
+            why=f"{why}; allow_code=True does",
+        )
 
 
 class OwnLoss:

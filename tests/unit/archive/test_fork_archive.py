@@ -4,14 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from node.archive import files
 from node.archive.verify import text
 from node.snapshot.pieces import of_fork
+from node.training.replica import Replica
 from protos.log import run_id_of
 from protos.start import StartingState, start_body
 from protos.v1 import log_pb2
 from tests.unit.archive.test_archive import COORDINATOR, Life
+from tests.unit.archive.test_confirmed_archive import forge, segment
 
 STEP = 3
 
@@ -121,3 +124,36 @@ def test_weights_that_were_exchanged_in_the_archive_do_not_hold(parent: Life) ->
     found = fork.verify()
     assert not found.ok
     assert found.first_bad_step == 0
+
+
+class WithTeacher(Life):
+    """The model has a parameter that is not trained, as the base of LoRA."""
+
+    def _replica(self) -> Replica:
+        made = super()._replica()
+        made.model.register_parameter("teacher", torch.nn.Parameter(torch.arange(3.0), requires_grad=False))
+        return made
+
+
+class ForkWithTeacher(WithTeacher, Fork):
+    pass
+
+
+def test_parameters_that_the_run_does_not_train_are_confirmed_by_a_fork_s_start_alone(tmp_path: Path) -> None:
+    """`verify` said of each honest archive with frozen parameters that its state did not fit the model."""
+    for name in ("parent", "fork"):
+        (tmp_path / name).mkdir()
+    parent = WithTeacher(tmp_path / "parent")
+    parent.steps(STEP)
+    found = parent.verify()
+    assert (found.ok, found.first_bad_step, found.steps) == (False, None, STEP)
+    assert "confirms the parameters that the run does not train: 1 in all, such as teacher" in found.reason
+    fork = ForkWithTeacher(tmp_path / "fork", parent)
+    fork.steps(2)
+    segment(fork)
+    fork.steps(2)
+    assert fork.verify().ok, fork.verify().reason
+    assert "does not train" in fork.verify(from_step=2).reason
+    forge(fork, 0)
+    found = fork.verify()
+    assert (found.ok, found.first_bad_step) == (False, 0)

@@ -1,6 +1,7 @@
 """Mixtures: the same sample is the same text for everybody, in the parts that the weights say."""
 
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from tokenizers.models import BPE
 
 from node.admission.consent import request
 from node.config import load_settings
+from node.data.build import build
 from node.data.samples import MixedSamples, Samples
+from node.data.sources import Source
+from node.data.tokenizer import ByteTokenizer
 from node.text import open_text
 from protos.assignment import BLOCK, Range, phases, quotas
 from protos.errors import DataError, OperatorError
@@ -197,6 +201,13 @@ def test_a_peer_that_comes_back_to_another_text_says_so(texts: Path) -> None:
         with capture_logs() as lines:
             opened(config, structlog.get_logger(), allow_data=True)
         assert [line["data"] for line in lines] == [str(texts / "low")] * told
+    for text, told in (("abc" * 500, 0), ("abc" * 500, 0), ("abd" * 500, 1)):  # token shards of this machine
+        rmtree(texts / "set", ignore_errors=True)
+        (texts / "low").write_text(text)
+        build(Source(str(texts / "low")), ByteTokenizer(), "bytes", texts / "set", shard_tokens=1024)
+        with capture_logs() as lines:
+            opened(RunConfig(data=DataConfig(context=8)), structlog.get_logger(), data=str(texts / "set"))
+        assert [line["data"] for line in lines] == [str(texts / "set")] * told
 
 
 def test_the_same_text_for_a_run_with_another_tokenizer_is_no_other_text(texts: Path) -> None:

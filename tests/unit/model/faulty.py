@@ -295,7 +295,9 @@ class Pictures(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kernel = nn.Conv2d(3, 4, 3)
-        self.norm = {"batch": nn.BatchNorm2d, "alone": nn.InstanceNorm2d}[kind](4)
+        self.norm = (nn.BatchNorm2d if kind == "batch" else nn.InstanceNorm2d)(4)
+        if kind == "spectral":
+            nn.utils.spectral_norm(self.kernel)
 
 
 KINDS = {

@@ -171,6 +171,7 @@ def test_statistics_of_a_program_s_training_are_told_and_an_export_says_that_the
         True,
     )
     assert len(dry_run(code("Pictures", "alone"), 256, 20).notes) == 1
+    assert "'kernel' keeps statistics" in str(dry_run(code("Pictures", "spectral"), 256, 20).notes)
     card = export(faulty.Pictures("batch"), ByteTokenizer(), tmp_path / "m", {}) / CARD
     assert (
         "| untrained | the statistics of BatchNorm2d 'norm': pass batches in training mode first |" in card.read_text()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from torch import nn
 
@@ -15,7 +16,7 @@ from node.data.samples import Samples
 from node.model.gradients import GradResult, loss
 from node.optim.step import NonFiniteGradient
 from node.training.maker import GradientMaker, Handover, NoVotes, Share, Unread
-from node.training.own_loss import Unmoved
+from node.training.own_loss import Unmoved, tell_buffers
 from node.training.replica import Replica
 from protos.assignment import Range
 from protos.errors import OperatorError
@@ -465,6 +466,42 @@ def test_a_program_that_moves_parameters_behind_autograd_is_told() -> None:
     handover.end()
     program.join(240)
     assert isinstance(program.error, OperatorError)
+
+
+def test_buffers_that_a_program_s_passes_change_are_told_once() -> None:
+    """Each peer had statistics and power iterations of its own in silence: equal parameters gave other answers."""
+    its = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    handover = Handover(its)
+    program = Program(handover, lambda the, _: the.contribute(its(torch.ones(8, 4)).sum().backward() or 1, 1, 1))
+    program.start()
+    handover.begin(7, LR, never)
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            handover.mean_gradient(text(), (Range(0, 8),), 3, None, never)
+    handover.end()
+    program.join(240)
+    [told] = lines
+    assert (told["step"], told["buffers"]) == (
+        7,
+        "_SpectralNorm '0.parametrizations.weight.0': '_u', '_v', "
+        "BatchNorm1d '1': 'running_mean', 'running_var', 'num_batches_tracked'",
+    )
+
+
+def test_buffers_that_no_vote_carries_are_told_when_a_program_joins() -> None:
+    """Without the run's code nobody can compare them: a program's own draw (`orthogonal`, a mask) was another model."""
+    own = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)))
+    run = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)))
+    with structlog.testing.capture_logs() as lines:
+        tell_buffers(own, own)
+        tell_buffers(nn.Linear(4, 4), None)
+        tell_buffers(own, run)
+        tell_buffers(own, None)
+    name = "0.parametrizations.weight.0.base"
+    assert [(it["log_level"], it.get("buffer", it.get("buffers"))) for it in lines] == [
+        ("warning", name),
+        ("info", name),
+    ]
 
 
 def test_a_loss_leaves_the_modes_of_the_model_as_they_were() -> None:

@@ -242,6 +242,7 @@ async def test_the_last_words_of_a_daemon_that_ends_while_it_starts_are_waited_f
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
+    await p2pd.Process().shutdown()  # of a start that fails first: its error was replaced by an AttributeError
 
 
 async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from node.optim import base as bases
 from node.optim.backends.choose import BACKEND_VARIABLE
-from node.optim.base import TABLES, Base, BaseConfig, is_named_table, is_table
+from node.optim.base import BY_CHUNKS, TABLES, Base, BaseConfig, is_named_table, is_table
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.exact.orthogonal import SMALLEST, orthogonalised
@@ -88,6 +89,21 @@ def test_muon_without_the_module_warns_of_what_names_do_not_tell() -> None:
     named = [("emb.weight", nn.Parameter(torch.randn(3, 64, 64))), ("map.weight", nn.Parameter(torch.randn(64, 64)))]
     DeMoOptimizer(named, lr=LR, base=BaseConfig("muon"))
     DeMoOptimizer(Tiny().named_parameters(), lr=LR, decay="matrices")
+
+
+def test_muon_warns_of_tables_and_convolutions_that_a_parametrization_hides() -> None:
+    """A table under weight_norm was made orthogonal in silence. The digests of layouts hold the kinds, so none is given."""
+    model = Tiny()
+    nn.utils.parametrizations.weight_norm(model.words)
+    nn.utils.parametrizations.spectral_norm(model.mix)
+    nn.utils.parametrizations.spectral_norm(model.map)
+    left = r"treats words\.parametrizations\.weight\.original1, mix\.parametrizations\.weight\.original as matrices"
+    with pytest.warns(UserWarning, match=left) as told:
+        DeMoOptimizer(model, lr=LR)
+    assert [warning.filename for warning in told] == [__file__]
+    nn.utils.parametrize.remove_parametrizations(model.mix, "weight")
+    DeMoOptimizer(model, lr=LR, base=replace(BY_CHUNKS, muon_except=(*TABLES, "words.*.*.*")))
+    DeMoOptimizer(model, lr=LR, base="sign")
 
 
 @pytest.mark.filterwarnings("default")
