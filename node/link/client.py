@@ -321,6 +321,8 @@ class CoordinatorClient:
                 self._hang_up()
 
     def _hear_late(self, answer: pb.ReportResponse | None) -> None:
+        if answer is not None:
+            self.known.learn(answer.coordinators)
         if not self.late.full():
             self.late.put_nowait(answer)
 

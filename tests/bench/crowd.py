@@ -181,21 +181,27 @@ class Crowd:
             body.held.CopyFrom(self._held([peer.identity.public_key]))
             if step > 1 and self.together:
                 body.applied.add(step=step - 1, state_digest=state_of(step - 1))
-            bodies.append(peer.report(body))
+            bodies.append(
+                peer.report(body, quiet=bool(self.open.aggregators))
+            )  # that run is not open: no votes are withheld
         return await self._all(bodies)
 
     async def hold(self, first: int, last: int) -> dict[str, Any]:
         """Peers `first` <= number < `last` tell that they hold the payloads of all; in a step with aggregators, those do."""
         said = pb.ReportBody(held=self._held(self.open.roster)).SerializeToString()
-        summing = self.open.aggregators
-        chosen = [peer for peer in self.peers if first <= peer.number < last]
+        summing, began_at = self.open.aggregators, time.monotonic()
         if summing:
-            chosen = [peer for peer in self.peers if peer.identity.public_key in summing]
-        began_at = time.monotonic()
-        return {
-            "began_at": began_at,
-            **await self._all([peer.report(pb.ReportBody(), said, quiet=True) for peer in chosen]),
-        }
+            telling = [self._hold_all(peer, said) for peer in self.peers if peer.identity.public_key in summing]
+        else:
+            chosen = [peer for peer in self.peers if first <= peer.number < last]
+            telling = [peer.report(pb.ReportBody(), said, quiet=True) for peer in chosen]
+        return {"began_at": began_at, **await self._all(telling)}
+
+    async def _hold_all(self, peer: BenchPeer, said: bytes) -> list[str]:
+        """Until the coordinator has taken all announcements, which were told quietly."""
+        while (refused := await peer.report(pb.ReportBody(), said)) == ["unclear"]:
+            await asyncio.sleep(0.02)
+        return refused
 
     async def entry(self) -> dict[str, Any]:
         """When each peer got the entry."""
