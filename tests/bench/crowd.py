@@ -61,6 +61,7 @@ class BenchPeer:
         self.calls = {name: self.channel.unary_unary(SERVICE + name) for name in ("GetRun", "GetChallenge", "Join")}
         self.session, self.sequence, self.told = b"", 0, False
         self.telling: Any = None
+        self.turn = asyncio.Lock()
 
     def sealed(self, kind: int, data: bytes) -> Any:
         return seal_bytes(self.identity, kind, self.run_id, data)
@@ -89,6 +90,10 @@ class BenchPeer:
 
     async def report(self, body: pb.ReportBody, more: bytes = b"", *, quiet: bool = False) -> list[str]:
         """What was refused. `more`: serialised fields that many peers' reports share. `quiet`: no answer is waited for."""
+        async with self.turn:
+            return await self._report(body, more, quiet)
+
+    async def _report(self, body: pb.ReportBody, more: bytes, quiet: bool) -> list[str]:
         self.sequence += 1
         body.session_id, body.sequence, body.quiet = self.session, self.sequence, quiet
         data = body.SerializeToString() + more
