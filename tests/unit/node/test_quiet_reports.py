@@ -243,6 +243,9 @@ async def test_the_coordinator_answers_a_quiet_report_only_where_something_is_wr
         late = [ada.client.late.get_nowait() for _ in range(ada.client.late.qsize())]
         assert [it and (it.sequence, bool(it.refusals)) for it in late] == [(numbers[1], True)]
         assert answer.sequence == numbers[1] + 1
+        here.hub.coordinators = ("127.0.0.1:1", "127.0.0.1:2")
+        await ada.client.tell_quietly(pb.ReportBody(), numbers.append)
+        await until(lambda: set(here.hub.coordinators) <= set(ada.client.known.addresses))
 
 
 async def test_a_stream_that_ends_says_so(tmp_path: Path) -> None:
