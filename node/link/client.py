@@ -170,8 +170,7 @@ class CoordinatorClient:
         return address, channel
 
     async def or_move(self, call: Awaitable[T]) -> T:
-        """The call's result. After a call that nobody answered, the next one goes to the coordinator that acts, if there are
-        several."""
+        """The call's result. After one that nobody answered, the next goes to the coordinator that acts, of several."""
         try:
             return await call
         except NetworkError:
@@ -199,8 +198,7 @@ class CoordinatorClient:
 
     async def bootstrap(self) -> list[str]:
         """Addresses of some connected peers, and nothing else of the run."""
-        request = pb.GetRunRequest(run_id=self._invite.run_id, bootstrap_only=True)
-        response: pb.GetRunResponse = await self._call("GetRun", request)
+        response = await self._call("GetRun", pb.GetRunRequest(run_id=self._invite.run_id, bootstrap_only=True))
         return list(response.bootstrap)
 
     async def reach_run(self, patience_seconds: float) -> tuple[pb.GetRunResponse, RunConfig]:
@@ -251,8 +249,7 @@ class CoordinatorClient:
         response = await self._call("GetChallenge", pb.GetChallengeRequest(run_id=self._invite.run_id))
         body.challenge, body.ticket = response.challenge, self._invite.ticket
         body.format_version, body.software_version = FORMAT_VERSION, software_version()
-        seen_from: str = response.seen_from
-        return seen_from
+        return str(response.seen_from)
 
     async def follow(self, from_step: int) -> AsyncIterator[pb.FollowResponse]:
         """The log after `from_step`, then events. Ends or raises NetworkError when the stream breaks."""
