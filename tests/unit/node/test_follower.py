@@ -32,6 +32,9 @@ async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: p
         async def move(self) -> bool:
             return False
 
+        async def explained(self, error: NetworkError) -> NetworkError:
+            return error
+
         async def follow(self, step: int) -> AsyncIterator[Any]:
             raise answers.pop(0)
             yield
