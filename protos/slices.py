@@ -215,7 +215,8 @@ def mask_of(places: Iterable[int]) -> int:
 
 def places_of(mask: int) -> Iterator[int]:
     """The places in a bit mask, in order."""
-    for place, digit in enumerate(reversed(f"{mask:b}")):
+    first = max((mask & -mask).bit_length() - 1, 0)
+    for place, digit in enumerate(reversed(f"{mask >> first:b}"), first):
         if digit == "1":
             yield place
 

@@ -46,7 +46,7 @@ def applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome
     agreed = run.agreed_digests.get(at_step)
     if agreed is not None and agreed != digest:
         return _resync(run, {public_key: "the log holds another digest"}, at_step)
-    if agreed is not None:
+    if agreed is not None and peer.contradicted:
         run = run_changes.with_peer(run, replace(peer, contradicted=0))
     if agreed is None and at_step > 0 and at_step >= run.head_step - (DIGEST_STEPS_KEPT if peer.anchor else 1):
         reports = {**run.reported_digests.get(at_step, {}), public_key: digest}

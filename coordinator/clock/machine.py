@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from coordinator.clock import joins, life, memory, reports, steps
 from coordinator.clock.effects import Arm, Effect, Record, SnapshotFact
@@ -39,6 +40,10 @@ from coordinator.clock.state import Outcome, Phase, Run
 from coordinator.clock.value_copy import replace
 from protos.run_config import RunConfig
 from protos.start import StartingState
+
+_GROUNDS = attrgetter(
+    "tick", "here", "gone", "counted", "counted_by", "abstained", "by_anchor", "named_by_anchor", "summing"
+)
 
 
 def new_run(
@@ -116,16 +121,24 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
 
 
 def _says_nothing_of_the_step(before: Run, run: Run, event: Reported, now_ms: int) -> bool:
-    """Most reports in a large swarm are about applied states: the open step then stands as it stood."""
+    """Most reports in a large swarm change nothing that decides the open step: it then stands as it stood."""
     if (
         run.step is None
-        or run.step is not before.step
         or run.pause != before.pause
         or now_ms >= run.step.deadline_at_ms
+        or not _stands(before, run, event)
     ):
         return False
     was, now = before.peers.get(event.public_key), run.peers.get(event.public_key)
     return was is not None and now is not None and was.phase is now.phase and run.snapshot is before.snapshot
+
+
+def _stands(before: Run, run: Run, event: Reported) -> bool:
+    """Whether all that decides the open step is as it was: an author may have claimed, or a few more may hold."""
+    was, now = before.step, run.step
+    if was is None or now is None or was.counted_by is None or event.abstained is not None:
+        return was is now
+    return was is now or (run.standings is before.standings and _GROUNDS(was) == _GROUNDS(now))
 
 
 def _early(run: Run, now_ms: int) -> list[Effect]:

@@ -128,15 +128,14 @@ def heard(run: Run, author: bytes, claim: Claim) -> bool:
 
 
 def agree(reports: Mapping[bytes, V], electors: Collection[bytes]) -> tuple[V | None, str]:
-    """The value that more than half of the electors reported, or None; with the reason."""
-    counts = Counter(value for key, value in reports.items() if key in electors)
+    """The value that more than half of the electors reported, with the reason; or None."""
     members = len(electors)
-    if not counts:
-        return None, "no elector has reported"
-    value, count = counts.most_common(1)[0]
-    if count * 2 > members:
-        return value, f"{count} of {members} peers"
-    return None, f"{count} of {members} peers, more than half needed"
+    if 2 * len(reports) > members:  # at most of the reports of a state there is nothing to count yet
+        counts = Counter(value for key, value in reports.items() if key in electors)
+        for value, count in counts.most_common(1):
+            if count * 2 > members:
+                return value, f"{count} of {members} peers"
+    return None, f"no more than half of {members} peers"
 
 
 def draw(

@@ -28,7 +28,7 @@ else:
         if len(fields) != len(names):  # a cached property is no field
             fields = {name: fields[name] for name in names}
         made = object.__new__(cls)
-        made.__dict__.update(fields, **changes)
+        object.__setattr__(made, "__dict__", fields | changes)
         return made
 
 

@@ -222,15 +222,16 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
 
     @answered
     async def Tell(self, requests: AsyncIterator[pb.ReportRequest], context: Context) -> None:  # noqa: N802
-        """Report after report, in order. A quiet one is answered only if a part of it is not taken. The stream ends when this
-        coordinator stops."""
-        task, teller = asyncio.current_task(), b""
+        """Report after report, in order. A quiet one is answered only if a part of it is not taken, or the peer does not know
+        the coordinators that are here. The stream ends when this coordinator stops."""
+        task, teller, known = asyncio.current_task(), b"", tuple[str, ...]()
         assert task is not None
         self._telling.add(task)
         try:
             async for request in requests:
                 answer, quiet = await self._told(request, context, teller)
-                if not quiet or answer.refusals or answer.unclear:
+                if not quiet or answer.refusals or answer.unclear or known != self.hub.coordinators:
+                    known = self.hub.coordinators
                     await context.write(answer)
                 teller = request.envelope.public_key
         except asyncio.CancelledError:

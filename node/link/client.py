@@ -51,6 +51,8 @@ _OPTIONS = {
     "grpc.keepalive_timeout_ms": 10_000,
     "grpc.http2.ping_timeout_ms": 10_000,  # without it gRPC waits a minute, in spite of keepalive_timeout_ms
     "grpc.http2.max_pings_without_data": 0,
+    "grpc.http2.bdp_probe": 0,  # the coordinator answers each of these pings
+    "grpc.http2.lookahead_bytes": 1 << 20,  # a long log needs more than the 64 kB that gRPC begins with
     "grpc.max_receive_message_length": contract.ENTRIES_PAGE_MAX * (contract.ENTRY_BYTES_MAX + 1024),
     # A killed coordinator is back in seconds, so the peer tries often.
     "grpc.initial_reconnect_backoff_ms": 200,
@@ -323,6 +325,8 @@ class CoordinatorClient:
                 self._hang_up()
 
     def _hear_late(self, answer: pb.ReportResponse | None) -> None:
+        if answer is not None:
+            self.known.learn(answer.coordinators)
         if not self.late.full():
             self.late.put_nowait(answer)
 

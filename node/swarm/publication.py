@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from node.blobs.payloads import Payloads
 from node.link.client import CoordinatorClient
-from node.swarm.facts import Fact, Failed, Held, NotCounted, Published
+from node.swarm.facts import Applied, Fact, Failed, Held, NotCounted, Published
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime, View
 from protos.clocks import Again, Waits
@@ -320,23 +320,22 @@ class Reporter:
             except RefusedError as error:
                 await self._runtime.emit(Failed(error))
                 return
-            self._hear_late()  # that a stream before this one ended, and what of it was not taken
-            self._unanswered.clear()
-            self._answers = True
+            while not self._client.late.empty():  # that a stream ended, and what of it was not taken
+                await self._late(self._client.late.get_nowait())
+            self._unanswered, self._answers = {}, True
             self._answered(facts, response)
-            for step in (fact.step for fact in facts if isinstance(fact, Published)):
-                # The coordinator has decided that step. Other refusals may pass: this peer says it again.
-                for why in (why for why in response.refusals if why.startswith(f"payload of step {step}: step ")):
-                    await self._runtime.emit(NotCounted(step, f"too late: {printable(why)}"))
+            await self._tell_too_late(facts, response)
+
+    async def _tell_too_late(self, facts: list[Fact], response: pb.ReportResponse) -> None:
+        """The coordinator decided the step before. Other refusals may pass: this peer says it again."""
+        for step in (fact.step for fact in facts if isinstance(fact, Published)):
+            for why in (why for why in response.refusals if why.startswith(f"payload of step {step}: step ")):
+                await self._runtime.emit(NotCounted(step, f"too late: {printable(why)}"))
 
     async def _hear_late_forever(self) -> None:
         """Report again what the coordinator did not take of a quiet report, and all quiet reports of a stream that ended."""
         while True:
-            self._late(await self._client.late.get())
-
-    def _hear_late(self) -> None:
-        while not self._client.late.empty():
-            self._late(self._client.late.get_nowait())
+            await self._late(await self._client.late.get())
 
     def _told_quietly(self, facts: list[Fact], sequence: int) -> None:
         """Before the report is written, because a late answer may come before the writer hears that it is."""
@@ -344,25 +343,26 @@ class Reporter:
         self._outbox.sent(facts)
 
     def _may_be_quiet(self, body: pb.ReportBody, facts: list[Fact]) -> bool:
-        """Holdings by places: the entry shows that they were taken, and a new step makes them worthless.
+        """States, holdings by places, and votes that this peer does not withhold: the entry shows that they were taken.
 
         After a stream that ended, the next report asks for an answer: a coordinator that refuses it would otherwise end one
         stream after the other, and this peer would never hear why.
         """
-        held = all(isinstance(fact, Held) for fact in facts) and not body.holdings
-        return held and self._answers and len(self._unanswered) < UNANSWERED_MAX
+        usual = all(isinstance(fact, (Held, Applied, Published)) for fact in facts) and not body.holdings
+        withholds = bool(self._publication.answered(facts, taken=False))
+        return usual and not withholds and self._answers and len(self._unanswered) < UNANSWERED_MAX
 
-    def _late(self, answer: pb.ReportResponse | None) -> None:
+    async def _late(self, answer: pb.ReportResponse | None) -> None:
         if answer is None:
             lost, self._unanswered = self._unanswered, {}
             self._answers = self._answers and not lost
             self._outbox.unsent([fact for quiet in lost.values() for fact in quiet.facts])
             return
-        quiet = self._unanswered.pop(answer.sequence, None)
-        if quiet is None or quiet.generation != self._outbox.generation:
-            return
-        self._outbox.name(mask_from_bytes(answer.unclear))
-        self._log_refusals(answer)
+        quiet = self._unanswered.pop(answer.sequence, _Quiet(-1, []))
+        await self._tell_too_late(quiet.facts, answer)
+        if quiet.generation == self._outbox.generation:
+            self._outbox.name(mask_from_bytes(answer.unclear))
+            self._log_refusals(answer)
 
     def _answered(self, facts: list[Fact], response: pb.ReportResponse) -> None:
         """Mark the facts that the coordinator has; this peer reports the others again."""

@@ -61,6 +61,7 @@ class BenchPeer:
         self.calls = {name: self.channel.unary_unary(SERVICE + name) for name in ("GetRun", "GetChallenge", "Join")}
         self.session, self.sequence, self.told = b"", 0, False
         self.telling: Any = None
+        self.turn = asyncio.Lock()
 
     def sealed(self, kind: int, data: bytes) -> Any:
         return seal_bytes(self.identity, kind, self.run_id, data)
@@ -89,6 +90,10 @@ class BenchPeer:
 
     async def report(self, body: pb.ReportBody, more: bytes = b"", *, quiet: bool = False) -> list[str]:
         """What was refused. `more`: serialised fields that many peers' reports share. `quiet`: no answer is waited for."""
+        async with self.turn:
+            return await self._report(body, more, quiet)
+
+    async def _report(self, body: pb.ReportBody, more: bytes, quiet: bool) -> list[str]:
         self.sequence += 1
         body.session_id, body.sequence, body.quiet = self.session, self.sequence, quiet
         data = body.SerializeToString() + more
@@ -181,21 +186,27 @@ class Crowd:
             body.held.CopyFrom(self._held([peer.identity.public_key]))
             if step > 1 and self.together:
                 body.applied.add(step=step - 1, state_digest=state_of(step - 1))
-            bodies.append(peer.report(body))
+            bodies.append(
+                peer.report(body, quiet=bool(self.open.aggregators))
+            )  # that run is not open: no votes are withheld
         return await self._all(bodies)
 
     async def hold(self, first: int, last: int) -> dict[str, Any]:
         """Peers `first` <= number < `last` tell that they hold the payloads of all; in a step with aggregators, those do."""
         said = pb.ReportBody(held=self._held(self.open.roster)).SerializeToString()
-        summing = self.open.aggregators
-        chosen = [peer for peer in self.peers if first <= peer.number < last]
+        summing, began_at = self.open.aggregators, time.monotonic()
         if summing:
-            chosen = [peer for peer in self.peers if peer.identity.public_key in summing]
-        began_at = time.monotonic()
-        return {
-            "began_at": began_at,
-            **await self._all([peer.report(pb.ReportBody(), said, quiet=True) for peer in chosen]),
-        }
+            telling = [self._hold_all(peer, said) for peer in self.peers if peer.identity.public_key in summing]
+        else:
+            chosen = [peer for peer in self.peers if first <= peer.number < last]
+            telling = [peer.report(pb.ReportBody(), said, quiet=True) for peer in chosen]
+        return {"began_at": began_at, **await self._all(telling)}
+
+    async def _hold_all(self, peer: BenchPeer, said: bytes) -> list[str]:
+        """Until the coordinator has taken all announcements, which were told quietly."""
+        while (refused := await peer.report(pb.ReportBody(), said)) == ["unclear"]:
+            await asyncio.sleep(0.02)
+        return refused
 
     async def entry(self) -> dict[str, Any]:
         """When each peer got the entry."""

@@ -83,10 +83,14 @@ def tick(step: int = 1, attempt: int = 1) -> Tick:
 
 
 @asynccontextmanager
-async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Coordinator, Outbox]]:
+async def reporting(
+    monkeypatch: pytest.MonkeyPatch, *, withholds: bool = True
+) -> AsyncIterator[tuple[Coordinator, Outbox]]:
     monkeypatch.setattr(publication, "Waits", Counted)
     coordinator, outbox = Coordinator(), Outbox()
-    own = mock.Mock(answered=lambda facts, taken: [] if taken else [it for it in facts if isinstance(it, Published)])
+    own = mock.Mock(
+        answered=lambda facts, taken: [it for it in facts if isinstance(it, Published) and withholds and not taken]
+    )
     view = mock.Mock(step=0)
     tasks: list[asyncio.Task[None]] = []
     runtime = mock.Mock(spawn=lambda task: tasks.append(asyncio.ensure_future(task)), emit=mock.AsyncMock())
@@ -118,8 +122,16 @@ async def test_holdings_are_told_quietly_and_once(monkeypatch: pytest.MonkeyPatc
         assert [body.held.places for body in coordinator.quiet] == [ALL]
         assert outbox.next_report() is None
         outbox.add_applied(1, RUN)
-        await until(lambda: bool(coordinator.asked))
-        assert not coordinator.asked[0].HasField("held")
+        await until(lambda: len(coordinator.quiet) == 2)
+        assert not coordinator.quiet[1].HasField("held")
+        assert coordinator.asked == []
+
+
+async def test_votes_that_this_peer_does_not_withhold_are_told_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with reporting(monkeypatch, withholds=False) as (coordinator, outbox):
+        outbox.announce(1, envelope_pb2.SignedEnvelope(body=b"votes").SerializeToString())
+        await until(lambda: bool(coordinator.quiet))
+        assert coordinator.quiet[0].HasField("announcement")
 
 
 async def test_places_that_were_unclear_are_named_in_a_report_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +243,9 @@ async def test_the_coordinator_answers_a_quiet_report_only_where_something_is_wr
         late = [ada.client.late.get_nowait() for _ in range(ada.client.late.qsize())]
         assert [it and (it.sequence, bool(it.refusals)) for it in late] == [(numbers[1], True)]
         assert answer.sequence == numbers[1] + 1
+        here.hub.coordinators = ("127.0.0.1:1", "127.0.0.1:2")
+        await ada.client.tell_quietly(pb.ReportBody(), numbers.append)
+        await until(lambda: set(here.hub.coordinators) <= set(ada.client.known.addresses))
 
 
 async def test_a_stream_that_ends_says_so(tmp_path: Path) -> None:
