@@ -282,11 +282,18 @@ def other_buffer(model: nn.Module, start: nn.Module) -> str:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    return bool(
-        torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
-    )
+    """A program's buffers may be anything: meta, sparse, of 8-bit floats, on another device since."""
+    if one.shape != other.shape or one.is_meta or other.is_meta:
+        return one.shape == other.shape and one.is_meta == other.is_meta
+    mine, its = (_numbers(it) for it in (one, other))
+    return torch.equal(mine, its.to(mine.device))
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    if not dense.is_floating_point():
+        return dense
+    return (dense.float() if dense.element_size() == 1 else dense).nan_to_num()
 
 
 def _of_passes(at: Passes, mend_causality: str) -> list[str]:
