@@ -505,10 +505,12 @@ def test_buffers_that_no_vote_carries_are_told_when_a_program_joins() -> None:
 
 
 def test_buffers_of_any_kind_end_no_program() -> None:
-    """torch compares no 8-bit floats, no sparse tensors and none on meta: the first `contribute` ended with its error."""
+    """torch compares no 8-bit floats, no sparse tensors and none on meta: the first `contribute` ended with its error. Whole
+    copies of quantized weights were held, too."""
     its = nn.Linear(4, 4)
     for name, buffer in {
-        "scale": torch.ones(3).to(torch.float8_e4m3fn), "mask": torch.eye(3).to_sparse(), "left": torch.ones(2), "late": None
+        "scale": torch.ones(3).to(torch.float8_e4m3fn), "mask": torch.eye(3).to_sparse(), "left": torch.ones(2), "late": None,
+        "weights": torch.ones(1).expand(1 << 42),
     }.items():  # fmt: skip
         its.register_buffer(name, buffer)
     before = OwnBuffers(its), OwnBuffers(its)
