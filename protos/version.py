@@ -114,7 +114,8 @@ class Program(TyperGroup):
         if args and args[0] not in self.commands and (places := self._places(args[0], ctx.find_root().command)):
             ctx.fail(f"No such command {args[0]!r}: it is {' or '.join(f'`{place}`' for place in places)}.")
         for before, word in pairwise(["", *args]):
-            if not word or (word.startswith("--") and word.endswith("=")):  # a path would be the working folder
+            # a path would be the working folder
+            if not word or (word.startswith("--") and word.find("=") == len(word) - 1):
                 after = word.rstrip("=") or before
                 ctx.fail(f"Nothing is given{after and f' after {after}'}: is a variable of the shell not set?")
         return super().resolve_command(ctx, args)

@@ -134,9 +134,10 @@ def _says_nothing_of_the_step(before: Run, run: Run, event: Reported, now_ms: in
 
 
 def _stands(before: Run, run: Run, event: Reported) -> bool:
-    """Whether all that decides the open step is as it was: an author may have claimed, or a few more may hold."""
+    """Whether all that decides the open step is as it was: an author may have claimed, or a few more may hold. Not if a
+    member of a strict step left after its deadline: the next report opens it for the others."""
     was, now = before.step, run.step
-    if was is None or now is None or was.counted_by is None or event.abstained is not None:
+    if was is None or now is None or was.counted_by is None or run.left or event.abstained is not None:
         return was is now
     return was is now or (run.standings is before.standings and _GROUNDS(was) == _GROUNDS(now))
 

@@ -54,12 +54,10 @@ _OPTIONS = {
     "grpc.http2.bdp_probe": 0,  # the coordinator answers each of these pings
     "grpc.http2.lookahead_bytes": 1 << 20,  # a long log needs more than the 64 kB that gRPC begins with
     "grpc.max_receive_message_length": contract.ENTRIES_PAGE_MAX * (contract.ENTRY_BYTES_MAX + 1024),
-    # A killed coordinator is back in seconds, so the peer tries often.
-    "grpc.initial_reconnect_backoff_ms": 200,
+    "grpc.initial_reconnect_backoff_ms": 200,  # a killed coordinator is back in seconds
     "grpc.min_reconnect_backoff_ms": 1_000,
     "grpc.max_reconnect_backoff_ms": 2_000,
 }
-# A peer with several coordinators notices a silent one soon.
 _OPTIONS_OF_SEVERAL = _OPTIONS | {
     "grpc.keepalive_time_ms": 1_000,
     "grpc.keepalive_timeout_ms": int(1000 * SILENT_SECONDS_MAX),
@@ -84,8 +82,7 @@ class CoordinatorClient:
         self._telling_on: Any = None
         self.late: asyncio.Queue[pb.ReportResponse | None] = asyncio.Queue(LATE_ANSWERS_MAX)
         """Answers to reports that wanted none, because a part was not taken. None: a stream of reports has ended."""
-        # All opened channels, until `close`: a call on a channel may only end by itself.
-        self._opened: list[Any] = []
+        self._opened: list[Any] = []  # until `close`: a call on a channel may only end by itself
         # With several coordinators: the certificate that all have, and a channel to each, which notices silence soon.
         self._pem = b""
         self._channels: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,7 @@ from node.model.passes import (
 )
 from node.optim.layout import hidden_kinds, hidden_note
 
+COPIED_NUMBERS: Final = 1 << 16
 NUMBERS_MAX: Final = 1 << 24
 """Logits of one pass at most: 64 MB."""
 LOSS_TOLERANCE: Final = 1e-3
@@ -217,16 +218,24 @@ def _changes(model: nn.Module, before: Mapping[str, Tensor]) -> Iterator[str]:
 
 
 def kept_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of those that an export has; what a module keeps for itself counts by its answers."""
+    """Those that an export has; what a module keeps for itself counts by its answers."""
     kept = model.state_dict().keys()
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name in kept}
+    return {name: buffer.detach() for name, buffer in model.named_buffers() if name in kept}
 
 
-def changed_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """The modules whose `kept_buffers` have changed, each with the names of these."""
+def some_numbers(buffer: Tensor) -> Tensor:
+    """A copy of a buffer; of a large one (quantized weights), of numbers all over it: it may be most of what the GPU holds."""
+    flat = _numbers(buffer).reshape(-1)
+    return flat[:: max(flat.numel() // COPIED_NUMBERS, 1)].clone()
+
+
+def changed_buffers(
+    model: nn.Module, before: Mapping[str, Tensor], of: Callable[[Tensor], Tensor] = lambda buffer: buffer
+) -> dict[str, list[str]]:
+    """The modules whose `kept_buffers` have changed, each with the names of these. `of`: what `before` has of each."""
     owners = dict[str, list[str]]()
     for name, buffer in kept_buffers(model).items():
-        if not (name in before and _same(before[name], buffer)):
+        if not (name in before and _same(before[name], of(buffer))):
             module, last = _owner(model, name)
             owners.setdefault(module, []).append(repr(last))
     return owners
@@ -282,11 +291,21 @@ def other_buffer(model: nn.Module, start: nn.Module) -> str:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    return bool(
-        torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
-    )
+    """A program's buffers may be anything: meta, sparse, of 8-bit floats, on another device since."""
+    if one.shape != other.shape or one.is_meta or other.is_meta:
+        return one.shape == other.shape and one.is_meta == other.is_meta
+    mine, its = _numbers(one), _numbers(other).to(one.device)
+    if not mine.is_floating_point() or not its.is_floating_point():
+        return torch.equal(mine, its)
+    wide = [(it.float() if it.element_size() == 1 else it).nan_to_num() for it in (mine, its)]
+    return torch.equal(*wide)
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Its numbers; of a sparse one those that it stores."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+    return tensor
 
 
 def _of_passes(at: Passes, mend_causality: str) -> list[str]:

@@ -8,7 +8,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from node.model.examine import changed_buffers, kept_buffers, other_buffer
+from node.model.examine import changed_buffers, kept_buffers, other_buffer, some_numbers
 from node.model.gradients import Loss, no_room
 from protos.errors import OperatorError
 
@@ -71,12 +71,12 @@ class OwnBuffers:
     """The buffers of a model when it joined."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._were: dict[str, Tensor] | None = kept_buffers(model)
+        self._were: dict[str, Tensor] | None = {name: some_numbers(it) for name, it in kept_buffers(model).items()}
 
     def tell(self, model: nn.Module, step: int) -> None:
         """Once, after the program's first passes: what these changed, nobody else gets."""
         were, self._were = self._were, None
-        if were is not None and (changed := changed_buffers(model, were)):
+        if were is not None and (changed := changed_buffers(model, were, some_numbers)):
             structlog.get_logger("peer").warning(
                 "the program's passes change buffers of its model",
                 step=step,

@@ -834,6 +834,17 @@ def test_votes_that_their_author_has_lost_are_not_waited_for(strict: bool) -> No
     assert {c.public_key for c in entry.contributions} == {key(1), key(2)}
 
 
+def test_a_strict_step_that_a_member_left_as_its_deadline_passed_is_opened_for_the_others() -> None:
+    """The reports that follow a tick that is sent again change nothing, and none of them looked at the step again."""
+    harness = opened_together(strict=True)
+    contribute(harness, 1, 2, holders=(1, 2))
+    assert harness.run.step is not None
+    harness.now = harness.run.step.deadline_at_ms
+    harness.feed(Disconnected(key(0), leaving=True))
+    contribute(harness, 1, holders=())
+    assert (harness.ticks[-1].attempt, key(0) in harness.ticks[-1].places) == (2, False)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_step_whose_votes_are_all_lost_is_decided_without_any_at_its_deadline(strict: bool) -> None:
     """A power cut of all machines: a strict step waited until somebody left, the other for a new peer."""

@@ -16,7 +16,7 @@ from node.data.samples import Samples
 from node.model.gradients import GradResult, loss
 from node.optim.step import NonFiniteGradient
 from node.training.maker import GradientMaker, Handover, NoVotes, Share, Unread
-from node.training.own_loss import Unmoved, tell_buffers
+from node.training.own_loss import OwnBuffers, Unmoved, tell_buffers
 from node.training.replica import Replica
 from protos.assignment import Range
 from protos.errors import OperatorError
@@ -502,6 +502,24 @@ def test_buffers_that_no_vote_carries_are_told_when_a_program_joins() -> None:
         ("warning", name),
         ("info", name),
     ]
+
+
+def test_buffers_of_any_kind_end_no_program() -> None:
+    """torch compares no 8-bit floats, no sparse tensors and none on meta: the first `contribute` ended with its error. Whole
+    copies of quantized weights were held, too."""
+    its = nn.Linear(4, 4)
+    for name, buffer in {
+        "scale": torch.ones(3).to(torch.float8_e4m3fn), "mask": torch.eye(3).to_sparse(), "left": torch.ones(2), "late": None,
+        "weights": torch.ones(1).expand(1 << 42),
+    }.items():  # fmt: skip
+        its.register_buffer(name, buffer)
+    before = OwnBuffers(its), OwnBuffers(its)
+    with structlog.testing.capture_logs() as lines:
+        before[0].tell(its, 1)
+        assert not lines
+        its.left, its.scale = torch.ones(2, device="meta"), 2 * torch.ones(3).to(torch.float8_e4m3fn).float()
+        before[1].tell(its, 1)
+    assert lines[0]["buffers"] == "Linear '': 'scale', 'left'"
 
 
 def test_a_loss_leaves_the_modes_of_the_model_as_they_were() -> None:

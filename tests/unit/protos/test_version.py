@@ -131,3 +131,9 @@ def test_an_empty_word_is_no_path(
     assert result.exit_code == 2
     assert f"Nothing is given after {after}: is a variable of the shell not set?" in result.output
     assert not list(tmp_path.iterdir())
+
+
+def test_a_value_that_ends_with_an_equals_sign_is_a_value() -> None:
+    """A link or a token of base64: it was told that nothing is given."""
+    result = CliRunner().invoke(coordinator.__main__.app, ["run", "create", "--label=YWRhYWRhYQ=="])
+    assert "Nothing is given" not in result.output
