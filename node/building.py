@@ -26,6 +26,7 @@ from node.optim.layout import Layout, difference
 from node.overlay.settings import OverlaySettings
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
+from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.facts import Event
@@ -41,7 +42,7 @@ from node.training.loop import Trainer
 from node.training.maker import BuiltIn, Handover, ParametersMovedError
 from node.training.need import IN_MAIN, Memory, kind_of
 from node.training.optimizers import demo_config, local_config
-from node.training.own_loss import tell_buffers
+from node.training.own_loss import other_parameter, tell_buffers
 from node.training.recovery import Stopping
 from node.training.replica import Replica
 from node.training.resource_limits import Throttle
@@ -229,6 +230,11 @@ class SharedReplica(Replica):
             self.maker.check()
         return super().digest()
 
+    def load(self, manifest: SnapshotManifest, data: bytes | Path) -> None:
+        super().load(manifest, data)
+        if isinstance(self.maker, Handover):
+            self.maker.loaded()
+
 
 @dataclass(frozen=True)
 class Own:
@@ -287,7 +293,7 @@ class Own:
                 "Names, shapes, their order and which are tables (nn.Embedding) have to be the run's"
             )
         first = {} if start is None else dict(start.named_parameters())
-        if start is not None and (other := _other_frozen(dict(model.named_parameters()), first)):
+        if start is not None and (other := other_parameter(dict(model.named_parameters()), first)):
             raise ModelError(
                 f"model: {other}: a run's state has its frozen parameters, too, in the same names and shapes"
             )
@@ -301,6 +307,7 @@ class Own:
             maker=self.handover, digest_steps=config.clock.digest_steps, copy_folder=copy_folder,
         )  # fmt: skip
         replica.knows_start, replica.is_blank = start is not None, blank
+        self.handover.loaded()
         return replica
 
 
@@ -313,15 +320,6 @@ def _frozen(model: nn.Module, start: nn.Module | None) -> str:
             return f": {name} is frozen (requires_grad=False), and {run}: call {name}.requires_grad_() before join"
         if parameter.requires_grad and not theirs.get(name, True):
             return f": the run has {name} frozen: call {name}.requires_grad_(False) before join"
-    return ""
-
-
-def _other_frozen(mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> str:
-    """The first parameter that the model and the run's do not both have, in words. The layout tells those that are trained."""
-    for name in (*mine, *theirs):
-        ours, runs = (str(tuple(it[name].shape)) if name in it else "not there" for it in (mine, theirs))
-        if ours != runs:
-            return f"{name} is {ours}, and {runs} in the run's"
     return ""
 
 

@@ -42,7 +42,10 @@ def _try_open(run: Run, now_ms: int) -> Outcome:
     if run.snapshot is None and run.head_step == 0:
         run, effects = agreement.agree_snapshot(run, 0)
         if run.snapshot is None:
-            return replace(run, reason=agreement.start_problem(run)), effects
+            problem = agreement.start_problem(run)
+            if problem != run.reason:  # ready peers wait for this, maybe for good
+                effects.append(SendNotice(NoticeKind.WAITING, problem))
+            return replace(run, reason=problem), effects
         run, more = _try_open(run, now_ms)
         return run, effects + more
     if not members or (members < wanted and not rules.founded(run)):

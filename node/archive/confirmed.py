@@ -258,7 +258,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def settings_difference(model: ModelConfig, exported: Path) -> str | None:
-    """How config.json of a folder differs from the model of the run, or None. A model of the run's own code has none.
+    """How config.json of a folder differs from the model of the run, or None. Of a model that code makes, nothing confirms it.
 
     Raises nothing for a config.json that is no configuration: that is a difference.
     """
@@ -270,7 +270,8 @@ def settings_difference(model: ModelConfig, exported: Path) -> str | None:
         return (
             None
             if not (exported / CONFIG).exists()
-            else f"holds {CONFIG}, and the run's model has none (model.factory)"
+            else f"holds {CONFIG}, which nothing in the log confirms: code makes the run's model (model.factory). "
+            f"Verify a copy of the folder without {CONFIG}: that confirms the weights"
         )
     named = spec.SMALL_LLAMA if model.config is None else model.config
     try:

@@ -162,13 +162,13 @@ def load_weights(made: nn.Module, model: Path) -> bytes:
                 if name in kept and not _close(tensor, buffers[name]):
                     raise ModelError(
                         f"{model}: the buffer {name!r} has other numbers than run.toml's model makes, and no vote carries "
-                        "buffers: correct [model.config], or take a model without it"
+                        "buffers: correct [model], or take a model without it"
                     )
                 continue
-            raise ModelError(f"{model}: holds {name!r}, which run.toml's model does not have: correct [model.config]")
+            raise ModelError(f"{model}: holds {name!r}, which run.toml's model does not have: correct [model]")
         if tensor.shape != wanted[name].shape:
             shapes = f"{list(tensor.shape)}, and run.toml's model {list(wanted[name].shape)}"
-            raise ModelError(f"{model}: {name!r} has the shape {shapes}: correct [model.config]")
+            raise ModelError(f"{model}: {name!r} has the shape {shapes}: correct [model]")
         if not tensor.is_floating_point():
             raise ModelError(f"{model}: {name!r} is {tensor.dtype}: take the weights of before they were quantized")
         with torch.no_grad():

@@ -25,7 +25,7 @@ from node.imports import many_imports, no_progress_bar, quiet_libraries
 from node.model.examine import with_statistics
 from node.model.gradients import logits_of
 from node.model.passes import FAILURES
-from node.model.spec import REFUSALS
+from node.model.spec import REFUSALS, ModelError, ModelSpec, build_meta
 from protos.disk import begun_folder, path_problem, remove_killed, replace_bytes, sync_files, sync_folder
 from protos.errors import OperatorError
 from protos.mistakes import NO_LICENCE
@@ -162,7 +162,8 @@ def _is_nothing(name: str) -> bool:
 def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[str, object], licence: str) -> None:
     from safetensors.torch import save_file
 
-    if _is_huggingface(model):
+    huggingface = _is_huggingface(model)
+    if huggingface:
         with no_progress_bar(), _special_ids_of(tokenizer, model):
             model.save_pretrained(folder)  # type: ignore[operator]
     else:
@@ -171,7 +172,7 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
     if untrained := with_statistics(model, unseen=True):  # a program's own model may have those of its training
         card = {**card, "untrained": f"the statistics of {', '.join(untrained)}: pass batches in training mode first"}
     _to_continue(tokenizer.huggingface()).save_pretrained(folder)
-    (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model), licence=licence), encoding="utf-8")
+    (folder / CARD).write_text(card_text(card, huggingface=huggingface, licence=licence), encoding="utf-8")
     (folder / MARK).write_text(mark_text(card, (file.name for file in folder.iterdir())), encoding="utf-8")
 
 
@@ -253,9 +254,18 @@ def _special_ids_of(tokenizer: Tokenizer, model: Any) -> Iterator[None]:
 
 
 def _is_huggingface(model: nn.Module) -> bool:
+    """Whether transformers makes this model of its configuration. Of one with other layers (LoRA, an adapter) or ties, it would
+    leave numbers out or draw them anew, and save an adapter alone."""
     from transformers import PreTrainedModel
 
-    return isinstance(model, PreTrainedModel)
+    if not isinstance(model, PreTrainedModel):
+        return False
+    try:
+        plain = build_meta(ModelSpec(model.config.to_dict()))
+    except ModelError:  # a type of a program's own: its class loads it
+        return not getattr(model, "_hf_peft_config_loaded", False)
+    shapes, its = ({name: it.shape for name, it in part.named_parameters()} for part in (plain, model))
+    return shapes == its
 
 
 @torch.inference_mode()

@@ -129,13 +129,15 @@ class ModelSize:
     model_bytes: int
     """Parameters and buffers in fp32."""
     largest: int = 0
-    """Numbers of the largest parameter."""
+    """Numbers of the largest trained parameter."""
     block: int = 0
     """Numbers of the largest repeated block."""
     outside: int = 0
     """Numbers of the parameters that are in no such block."""
     no_stream: str = ""
     """Why the weights of its blocks cannot come and go; empty if they can."""
+    frozen: int = 0
+    """Numbers of parameters that are not trained."""
 
 
 def size_of(spec: ModelSpec) -> ModelSize | None:
@@ -154,11 +156,11 @@ def size_of(spec: ModelSpec) -> ModelSize | None:
 def measured(model: nn.Module) -> ModelSize:
     """The size of a model on any device."""
     numbers = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    largest = max((parameter.numel() for parameter in model.parameters()), default=0)
+    largest = max((it.numel() for it in model.parameters() if it.requires_grad), default=0)
     blocks = [sum(own.numel() for own in block.parameters()) for _, block in blocks_with_weights(model)]
-    outside = sum(parameter.numel() for parameter in model.parameters()) - sum(blocks)
-    whole = BYTES_A_NUMBER * numbers
-    return ModelSize(parameter_count(model), whole, largest, max(blocks, default=0), outside, no_stream(model))
+    parameters, trained = sum(parameter.numel() for parameter in model.parameters()), parameter_count(model)
+    outside, block, whole = parameters - sum(blocks), max(blocks, default=0), BYTES_A_NUMBER * numbers
+    return ModelSize(trained, whole, largest, block, outside, no_stream(model), parameters - trained)
 
 
 def activation_bytes(

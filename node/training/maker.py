@@ -381,6 +381,10 @@ class Handover:
         if moved is not None:
             raise moved
 
+    def loaded(self) -> None:
+        """The model has a state of the swarm."""
+        self._joined.loaded()
+
     def check(self) -> None:
         """Raises ParametersMovedError if the model has not the parameters that joined, whatever their values are."""
         if other := self._joined.changed():

@@ -55,7 +55,7 @@ class Need:
     sample: int | None
     """Activations of one sample; None: not known, and counted as 0."""
     snapshot: int
-    """One file of the replicated state: parameters and the base optimizer's state."""
+    """One file of the replicated state: parameters, frozen ones, too, and the base optimizer's state."""
     private: int
     """The file of the peer's own momentum, and of the optimizer of its local steps."""
     gradients: int = 0
@@ -130,7 +130,7 @@ def need_of(
     """`sample`: activation bytes of one sample. `ranks`: devices of this peer, which share the state. The means of a factored
     second moment are not counted. `samples`: the most of a step. `checks`: of other peers' votes. `casts`: a card
     computes in bf16."""
-    one = BYTES_A_NUMBER * size.parameters
+    one, whole = BYTES_A_NUMBER * size.parameters, size.parameters + size.frozen
     base, private = one, one  # parameters; momentum
     second = kind_of(memory, optimizer)
     small = second == "factored"
@@ -147,14 +147,15 @@ def need_of(
         private += ADAM_MOMENTS * one
     state, host = size.model_bytes + base - one + private + working, 0
     if memory in IN_MAIN:
-        weights = size.parameters if memory == "host" else size.outside + BLOCKS_THERE * size.block
-        host, short = state, (size.model_bytes - one) + BYTES_A_SHORT * weights
+        weights = whole if memory == "host" else size.outside + BLOCKS_THERE * size.block
+        host, short = state, (size.model_bytes - BYTES_A_NUMBER * whole) + BYTES_A_SHORT * weights
         state = short + 2 * BYTES_A_SHORT * size.largest if trains else 0
     return Need(
-        size.parameters, size.model_bytes, -(-state // ranks), sample, base, private if trains else 0, host=host,
+        size.parameters, size.model_bytes, -(-state // ranks), sample, base - one + BYTES_A_NUMBER * whole,
+        private if trains else 0, host=host,
         idle=0 if trains or ranks > 1 else private,
         gradients=BYTES_A_SHORT * size.parameters if joins and trains else 0, samples=samples, small=small,
-        casts=BYTES_A_SHORT * size.parameters // ranks if casts and memory not in IN_MAIN and trains else 0,
+        casts=BYTES_A_SHORT * whole // ranks if casts and memory not in IN_MAIN and trains else 0,
         heap=int(HEAP_BYTES_A_PARAMETER * size.parameters), checks=2 * one if checks and trains else 0,
         holes=HOLES_BYTES_A_PARAMETER * size.parameters if trains else 0,
     )  # fmt: skip

@@ -22,7 +22,7 @@ class Unmoved:
 
     def __init__(self, model: nn.Module, *, thoroughly: bool) -> None:
         self._model, self._norms = model, None
-        self._were = {name: (p._version, p.data_ptr()) for name, p in model.named_parameters()}
+        self._were = {name: _place(p) for name, p in model.named_parameters()}
         if thoroughly:
             self._norms = self._of_all()
 
@@ -33,7 +33,7 @@ class Unmoved:
 
     def moved(self) -> str:
         """The name of the first parameter that was moved, or that is another one; empty if none was."""
-        found = {name: (p._version, p.data_ptr()) for name, p in self._model.named_parameters()}
+        found = {name: _place(p) for name, p in self._model.named_parameters()}
         if changed := next((name for name in self._were | found if found.get(name) != self._were.get(name)), ""):
             return changed
         if self._norms is None:
@@ -48,6 +48,11 @@ class JoinedParameters:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._were = model, dict(model.named_parameters())
         self._kinds = {name: _kind(parameter) for name, parameter in self._were.items()}
+        self._frozen: dict[str, tuple[int, int]] = {}
+
+    def loaded(self) -> None:
+        """The swarm has given the model a state: its digest tells who moves what is trained, and nothing else what is not."""
+        self._frozen = {name: _place(it) for name, it in self._were.items() if not it.requires_grad}
 
     def changed(self) -> str:
         """What another parameter than then is now, in words; empty if none is."""
@@ -60,11 +65,17 @@ class JoinedParameters:
             if (kind := _kind(now[name])) != self._kinds[name]:
                 dtype, device, trained = kind
                 return f"{name!r} is {dtype} on {device}, {'trained' if trained else 'frozen (requires_grad=False)'}"
+            if name in self._frozen and _place(now[name]) != self._frozen[name]:
+                return f"{name!r} has other numbers"
         return ""
 
 
 def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device, bool]:
     return parameter.dtype, parameter.device, parameter.requires_grad
+
+
+def _place(parameter: Tensor) -> tuple[int, int]:
+    return parameter._version, parameter.data_ptr()
 
 
 class OwnBuffers:
@@ -104,6 +115,15 @@ def tell_buffers(model: nn.Module, start: nn.Module | None) -> None:
             buffers=shown,
             why=f"{why}; allow_code=True does",
         )
+
+
+def other_parameter(mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> str:
+    """The first parameter that the model and the run's do not both have, in words. The layout tells those that are trained."""
+    for name in (*mine, *theirs):
+        ours, runs = (str(tuple(it[name].shape)) if name in it else "not there" for it in (mine, theirs))
+        if ours != runs:
+            return f"{name} is {ours}, and {runs} in the run's"
+    return ""
 
 
 class OwnLoss:

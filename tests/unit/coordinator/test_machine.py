@@ -342,6 +342,8 @@ def test_two_initial_states_wait_with_the_reason_until_one_has_a_majority() -> N
         harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0, n),)))
     assert harness.run.snapshot is None, "no tie is broken"
     assert "2 different initial states" in harness.run.reason
+    told = [e for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.WAITING and not e.to]
+    assert [e.reason for e in told][-1:] == [harness.run.reason], "the peers' logs named the missing peers to the end"
     harness.comes(2)
     harness.feed(Reported(key(2), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0, 1),)))
     assert harness.run.snapshot == snapshot_at(0, 1)

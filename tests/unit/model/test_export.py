@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import structlog
 import torch
+from safetensors.torch import load_file
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -56,6 +57,22 @@ def test_hugging_face_loads_the_same_model(tmp_path: Path) -> None:
     assert "| odd | a\\|b |" in (path / "README.md").read_text()
     assert json.loads((path / "swarmentum.json").read_text())["steps"] == 100
     assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("change", ["adapter", "tie"])
+def test_a_model_that_transformers_would_make_otherwise_is_no_model_of_transformers(
+    tmp_path: Path, change: str
+) -> None:
+    """Its configuration names the plain one: AutoModelForCausalLM drew the layers of LoRA, or a tied head, anew."""
+    model: Any = build(ModelSpec({**TINY, "tie_word_embeddings": False}), 3)
+    if change == "tie":
+        model.lm_head.weight = model.model.embed_tokens.weight
+    else:
+        torch.nn.utils.parametrizations.weight_norm(model.lm_head)
+    path = export(model, ByteTokenizer(), tmp_path / "model", CARD)
+    assert not (path / "config.json").exists()
+    assert "your own module" in (path / "README.md").read_text()
+    assert load_file(path / "model.safetensors").keys() >= {name for name, _ in model.named_parameters()}
 
 
 def test_special_ids_are_the_tokenizer_s_and_the_live_model_keeps_its_own(tmp_path: Path) -> None:

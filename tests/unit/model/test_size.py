@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from node.model.device import KIB, DeviceMemory, main_memory, room_of
 from node.model.gradients import loss
-from node.model.size import activation_bytes, size_of
+from node.model.size import activation_bytes, measured, size_of
 from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, parameter_count
 from tests.unit.model.test_spec import TINY, Plain
 
@@ -70,6 +70,8 @@ def test_a_factory_is_counted_by_its_shapes_and_its_activations_are_not_known() 
     spec = ModelSpec(factory=f"{Plain.__module__}:Plain")
     size = size_of(spec)
     assert size.parameters == parameter_count(Plain())
+    assert (still := measured(Plain().requires_grad_(requires_grad=False))).frozen == size.parameters
+    assert (still.parameters, still.largest, still.model_bytes) == (0, 0, size.model_bytes)
     assert activation_bytes(spec, CONTEXT) is None
     assert size_of(ModelSpec(factory=f"{__name__}:looks_at_numbers")) is None
     with pytest.raises(ModelError, match="lie in the same memory"):

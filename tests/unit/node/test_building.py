@@ -107,6 +107,21 @@ def frozen(*names: str) -> TwoTokens:
     return model
 
 
+def test_a_frozen_parameter_that_the_program_writes_after_join_is_named() -> None:
+    """No digest covers it: a base that was loaded after join, or a teacher's average, made gradients of another model."""
+    model = frozen("head.bias")
+    replica = own(model).replica(frozen("head.bias"), config(), 128, RUN, bytes(32), b"")
+    manifest, data = replica.packed()
+    replica.load(manifest, data)
+    replica.digest()
+    signed = seal_entry(Identity.from_seed(b"c" * 32), RUN, Entry(1, RUN, (), lr_to_bits(1e-2), b"", (), 0))
+    replica.apply(signed, [])
+    model.load_state_dict({"head.bias": torch.ones_like(model.head.bias)}, strict=False)
+    signed = seal_entry(Identity.from_seed(b"c" * 32), RUN, Entry(2, signed.hash, (), lr_to_bits(1e-2), b"", (), 0))
+    with pytest.raises(ParametersMovedError, match=r"'head\.bias' has other numbers now"):
+        replica.apply(signed, [])
+
+
 @pytest.mark.parametrize(
     ("mine", "start", "said"),
     [

@@ -190,6 +190,15 @@ def test_with_the_weights_of_two_blocks_a_card_has_those_and_what_is_no_block() 
     assert need_of(size, optimizer(), memory="stream", trains=False).on("cuda").memory(1) == 0
 
 
+def test_frozen_parameters_are_in_snapshots_and_weights_alone() -> None:
+    """Of a run that trained 1 % the snapshots were counted as 1 %, and the card's bf16 weights as fp32 ones of each block."""
+    size = replace(SIZE, frozen=9000, model_bytes=4 * 10_000 + 40, block=1500, outside=4000)
+    whole = need_of(size, optimizer(beta2=0))
+    assert (whole.state, whole.snapshot, whole.private) == (40_040 + 2 * 4000, 40_000, 4000)
+    stream, there = (need_of(size, optimizer(), memory=memory).on("cuda").state for memory in ("stream", "host"))  # type: ignore[arg-type]
+    assert (stream, there) == (2 * (4000 + 2 * 1500) + 40 + 2 * 2 * 300, 2 * 10_000 + 40 + 2 * 2 * 300)
+
+
 def host(**values: Any) -> Need:
     return need_of(SIZE, optimizer(**values), memory="host", samples=8)
 
