@@ -48,11 +48,11 @@ class JoinedParameters:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._were = model, dict(model.named_parameters())
         self._kinds = {name: _kind(parameter) for name, parameter in self._were.items()}
-        self._frozen: dict[str, tuple[int, int]] = {}
+        self._frozen: dict[str, tuple[tuple[int, int], float]] = {}
 
     def loaded(self) -> None:
         """The swarm has given the model a state: its digest tells who moves what is trained, and nothing else what is not."""
-        self._frozen = {name: _place(it) for name, it in self._were.items() if not it.requires_grad}
+        self._frozen = {name: (_place(it), _sum(it)) for name, it in self._were.items() if not it.requires_grad}
 
     def changed(self) -> str:
         """What another parameter than then is now, in words; empty if none is."""
@@ -65,8 +65,11 @@ class JoinedParameters:
             if (kind := _kind(now[name])) != self._kinds[name]:
                 dtype, device, trained = kind
                 return f"{name!r} is {dtype} on {device}, {'trained' if trained else 'frozen (requires_grad=False)'}"
-            if name in self._frozen and _place(now[name]) != self._frozen[name]:
-                return f"{name!r} has other numbers"
+            place, numbers = self._frozen.get(name, (None, 0.0))
+            if place is not None and (at := _place(now[name])) != place:
+                if _sum(now[name]) != numbers:
+                    return f"{name!r} has other numbers"
+                self._frozen[name] = at, numbers  # written and written back, as around a look at averaged weights
         return ""
 
 
@@ -76,6 +79,10 @@ def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device, bool]:
 
 def _place(parameter: Tensor) -> tuple[int, int]:
     return parameter._version, parameter.data_ptr()
+
+
+def _sum(parameter: Tensor) -> float:
+    return 0.0 if parameter.is_meta else float(some_numbers(parameter.detach()).double().nan_to_num().sum())
 
 
 class OwnBuffers:

@@ -114,6 +114,10 @@ def test_a_frozen_parameter_that_the_program_writes_after_join_is_named() -> Non
     manifest, data = replica.packed()
     replica.load(manifest, data)
     replica.digest()
+    before = {name: it.clone() for name, it in model.state_dict().items()}
+    for state in ({name: it + 1 for name, it in before.items()}, before):  # to look at averaged weights, and back
+        model.load_state_dict(state)
+    replica.digest()
     signed = seal_entry(Identity.from_seed(b"c" * 32), RUN, Entry(1, RUN, (), lr_to_bits(1e-2), b"", (), 0))
     replica.apply(signed, [])
     model.load_state_dict({"head.bias": torch.ones_like(model.head.bias)}, strict=False)
