@@ -28,7 +28,7 @@ COORDINATOR = "coordinator"
 # A connection that carries nothing for this long is given up by both ends (keepalive).
 BROKEN_SECONDS = 20.0
 POLL_SECONDS = 0.5
-PIPES_KEPT = 256
+PIPES_KEPT = 100000
 # QUIC gives up a connection over which nothing comes.
 IDLE_SECONDS = 30.0
 
@@ -477,6 +477,8 @@ class SimHost(Host):
                 await asyncio.sleep(self._net.delay())
                 raise NetworkError(f"peer {peer_id(remote)} cannot be reached: nobody is there")
             await self._net.hop(self.name, other.name, STREAM_OPEN_SECONDS_MAX)
+            if self._overlay.hosts.get(other.name) is not other:
+                raise NetworkError(f"peer {peer_id(remote)} cannot be reached: it ended meanwhile")
         except TimeoutError as error:
             raise NetworkError(f"peer {peer_id(remote)} cannot be reached: {error}") from error
         here, there = asyncio.StreamReader(), asyncio.StreamReader()
