@@ -211,6 +211,8 @@ def load_settings(**flags: Any) -> PeerSettings:
     if not found.named:
         _refuse_consent_of(found)
     given = {name: value for name, value in flags.items() if value is not None and value != []}
+    if given.get("home") == "":
+        raise OperatorError("home is empty, and would mean the working folder: name a folder, or leave home out")
     layers = ((str(found.path), found.of_file), ("environment", found.of_environment), (GIVEN, given))
     return found.made(PeerSettings, of_today(layers, LISTEN, partial(print, file=sys.stderr)), _helped)
 

@@ -288,7 +288,7 @@ def join(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise OperatorError("the model has no parameter that is trained")
     chosen = load_settings(
-        home=None if home is None else Path(home),
+        home=home,
         allow_code=allow_code or None,
         allow_data=allow_data or None,
         yes=yes or None,

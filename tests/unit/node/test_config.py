@@ -97,3 +97,11 @@ def test_a_home_that_libraries_cannot_name_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(OperatorError, match="is no path in UTF-8"):
         load_settings()
     assert load_settings(home=tmp_path / "a b#c%41 é\n").home.name == "a b#c%41 é\n"
+
+
+def test_an_empty_home_is_not_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program's variable that is not set: its identity and momentum lay wherever it was started."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OperatorError, match="home is empty, and would mean the working folder"):
+        load_settings(home="")
+    assert load_settings(home=str(tmp_path / "mine")).home == tmp_path / "mine"
